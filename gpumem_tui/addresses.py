@@ -1,4 +1,4 @@
-"""Network addresses: which only this machine can reach, and how one stands in a URL."""
+"""Network addresses: which only this machine can reach, and how one is written in a URL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Named causes of memory: how much, where, and the one sentence that says what to do about it.
+"""Named causes of memory: how much, where, and the one sentence that shows what to do about it.
 
 Imports nothing of ours but the root, and nothing beyond the standard library: the processes that train find them, the
 viewer prints them.
@@ -54,7 +54,7 @@ class Cause:
 
 
 Note = str | Cause
-"""What else is to be known of a result, in a line: a cause where it has a name, else words."""
+"""A note on a result, in a line: a cause where it has a name, else words."""
 
 
 def causes_in(notes: Iterable[Note], *kinds: CauseKind) -> tuple[Cause, ...]:

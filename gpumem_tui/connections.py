@@ -22,7 +22,7 @@ class Admitted:
 class Admission:
     """Lets connections in, so many at once and so many of one address; the oldest that is idle goes for a new one.
 
-    Whoever opens connections and says nothing shuts nobody out: each new one takes the place of one of those. May be
+    Whoever opens connections and gives nothing shuts nobody out: each new one takes the place of one of those. May be
     used by several threads.
 
     Args:

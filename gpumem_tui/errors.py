@@ -18,7 +18,7 @@ _PACKAGE = os.path.join(os.path.dirname(__file__), "")
 
 
 class OptionError(Exception):
-    """An invalid option: one line that names it, says what is wrong with it and how to fix it."""
+    """An invalid option: one line that names it, what is wrong with it and how to fix it."""
 
 
 def named(error: BaseException) -> str:

@@ -16,7 +16,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 GROUP = "its control group"
 """`MemoryLimit.owner`."""
 _NO_LIMIT_BYTES = 1 << 60
-"""A version 1 group without a limit says 2⁶³ less a page."""
+"""The limit of a version 1 group that has none: 2⁶³ less a page."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def limit(pid: int | str = "self", group: MemoryGroup | None = None) -> MemoryLi
     """Return what binds a process first: its control group, ``ulimit -v`` or the machine's memory.
 
     Args:
-        group: its memory group, where that is known already.
+        group: its memory group, if known already.
     """
     group = group or memory_group(pid)
     limits = []

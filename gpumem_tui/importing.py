@@ -53,7 +53,7 @@ class Uncollected:
 
 
 class _BeingImported(ModuleSpec):
-    """The spec of a module that is being imported; the import system says there that it is done."""
+    """The spec of a module that is being imported; the import system notes there that it is done."""
 
     _calls: list[Callable[[ModuleType], None]]
 

@@ -1,4 +1,4 @@
-"""Programs that start a training once for every rank: their names, how they are told how many, and what ranks read.
+"""Launchers of one process per rank: their names, the number of ranks in their line, and the variables that ranks read.
 
 One table for whoever asks: a command's ranks before it runs (`processes`), a process its own place (`ranks_here`), the
 monitor which processes only start others (`NAMES`). Standard library only, and Python 3.9: a user's process imports it.
@@ -31,7 +31,7 @@ class RankVariables:
 
 
 TORCHRUN = RankVariables("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-"""torch.distributed.elastic, "Environment Variables"; accelerate and DeepSpeed set the same."""
+"""torch.distributed.elastic, "Environment Variables"; accelerate and DeepSpeed set these too."""
 
 OPEN_MPI = RankVariables(
     "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"
@@ -61,7 +61,7 @@ class Launcher:
         counts: ways of saying how many processes it starts, the first that a line uses counts; each the options whose
             product that is, and of each option its spellings without dashes, ``-`` for ``_``.
         variables: what its processes read, the likeliest first.
-        module: what ``python -m`` runs for its first name; empty where none is known.
+        module: what ``python -m`` runs for its first name; empty if unknown.
     """
 
     names: tuple[str, ...]
@@ -97,7 +97,7 @@ LAUNCHERS = (
     Launcher(("srun",), ((("n", "ntasks"),), (("N", "nodes"), ("ntasks-per-node",))), (SLURM,)),
 )
 _ITS_OWN = ((("trainer.devices",), ("trainer.num-nodes",)),)
-"""How the line of a program that starts its ranks itself says how many: LightningCLI."""
+"""How the line of a program that starts its ranks itself shows how many: LightningCLI."""
 NAMES = frozenset(name for launcher in LAUNCHERS for name in launcher.names)
 """By these names a command line starts a launcher."""
 MODULES = {launcher.names[0]: launcher.module for launcher in LAUNCHERS if launcher.module}
@@ -105,11 +105,11 @@ MODULES = {launcher.names[0]: launcher.module for launcher in LAUNCHERS if launc
 
 _BY_NAME = {name: launcher for launcher in LAUNCHERS for name in launcher.names}
 _PROGRAM = re.compile(r"(?:lib)?(?:python|pypy)[\d.]*t?|.*\.(?:py|sh)")
-"""What a launcher starts: its own options end there."""
+"""The program that a launcher starts: the launcher's own options end there."""
 
 
 def processes(words: Sequence[str]) -> int:
-    """Return how many training processes a command line's launcher starts in all, as far as the line says; else 1."""
+    """Return how many training processes a command line's launcher starts in all, as far as the line states; else 1."""
     for index, word in enumerate(words):
         launcher = _BY_NAME.get(os.path.basename(word))
         if launcher is not None:
@@ -133,7 +133,7 @@ def _started(ways: tuple[tuple[tuple[str, ...], ...], ...], words: Sequence[str]
 def _count(words: Sequence[str], spellings: Sequence[str]) -> int | None:
     """Return the number that an option is given; 1 for a word, as ``gpu`` and ``auto``; None without the option.
 
-    Of a range of nodes, the fewest.
+    A range of nodes counts as its fewest.
     """
     for index, word in enumerate(words):
         if not word.startswith("-"):
@@ -151,7 +151,7 @@ def _count(words: Sequence[str], spellings: Sequence[str]) -> int | None:
 
 @dataclass(frozen=True)
 class RankPlace:
-    """The place of a process among the ranks of its job; None for what no variable says."""
+    """The place of a process among the ranks of its job; None for what no variable states."""
 
     rank: int | None = None
     local_rank: int | None = None
@@ -191,7 +191,7 @@ _IGNORES_SITE = {"I": "isolated mode", "E": "PYTHONPATH is ignored", "S": "no si
 def bypass(command: Sequence[str]) -> str:
     """Return the option of a Python in the command by which it ignores PYTHONPATH or sitecustomize, with the reason.
 
-    Empty if there is none.
+    Empty if missing.
     """
     words = iter(command)
     if not any(PYTHON.fullmatch(os.path.basename(word)) for word in words):

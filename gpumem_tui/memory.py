@@ -21,23 +21,23 @@ class Bucket(Enum):
     """A kind of row of a ledger: of a device, of a process or of a step. Definition order is the order on the screen.
 
     Each is one entry: its key in JSON, which is the value; its title, and a shorter one where there is less room; the
-    pattern and the colour of the theme that it is drawn with; what it is in a few words, empty where the title says it;
-    what there is to explain about it beside the formula; whether it is part of what the caching allocator calls
+    pattern and the colour of the theme that it is drawn with; what it is in a few words, empty where the title states
+    it; what there is to explain about it next to the formula; whether it is part of what the caching allocator calls
     *allocated*.
     """
 
     DRIVER_RESERVED = (
-        "driver_reserved", "driver reserved", "driver", "▪", "cache", "of the device's total, never given to CUDA",
-        "Of the device's total, never given to CUDA.",
+        "driver_reserved", "driver reserved", "driver", "▪", "cache", "part of the device's total that CUDA never gets",
+        "The part of the device's total that CUDA never gets.",
     )  # fmt: skip
     OTHER_PROCESSES = "other_processes", "other processes", "other processes", "◆", "cache"
-    PROCESS = "process", "process", "process", "▞", "process-1", "what the driver says this process holds"
+    PROCESS = "process", "process", "process", "▞", "process-1", "memory of this process, from the driver"
     UNACCOUNTED = (
         "unaccounted", "unaccounted", "unaccounted", "?", "other", "in use, but by no process that the driver lists",
     )  # fmt: skip
     CONTEXT = (
         "context", "CUDA context", "CUDA context", "═", "cache", "what CUDA and its libraries take for themselves",
-        "What CUDA, its kernels and libraries take for themselves before the first tensor. Measured on one "
+        "Memory that CUDA, its kernels and libraries take before the first tensor. Measured on one "
         "architecture and assumed for the others.",
     )  # fmt: skip
     CACHE = (
@@ -54,7 +54,7 @@ class Bucket(Enum):
     BATCH_DATA = "batch_data", "batch data", "batch data", "┃", "batch-data", "", "", True
     TEMPORARY = (
         "temporary", "temporary", "temporary", "╱", "temporary", "workspaces, copies, what lives within one phase",
-        "What lives within one phase: workspaces, gradients on their way, communication buffers.", True,
+        "Memory that lives within one phase: workspaces, gradients on their way, communication buffers.", True,
     )  # fmt: skip
     OTHER = (
         "other", "other allocated", "other", "╳", "other", "allocated but not attributed, and slack of blocks",
@@ -62,7 +62,7 @@ class Bucket(Enum):
     )  # fmt: skip
     FREE = (
         "free", "free", "free", "·", "free", "what CUDA can still give",
-        "What is left of the device. By the closed form: within the usable share; by the trace: of all of it, with "
+        "The free rest of the device. By the closed form: within the usable share; by the trace: of all of it, with "
         "cached segments counted as used.",
     )  # fmt: skip
 
@@ -108,12 +108,12 @@ class Unknown:
 
 
 Value = Union[int, Unknown]  # noqa: UP007  evaluated at run time, also by the probe on Python 3.9
-"""Bytes, or the reason there are none to show."""
+"""Bytes, or the reason for having none."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """Bytes between the least and the most that is known to be possible, both included."""
+    """Bytes between the least and the most that is possible, both included."""
 
     low_bytes: int
     high_bytes: int
@@ -133,7 +133,7 @@ class Range:
         return Range(self.low_bytes - other.high_bytes, self.high_bytes - other.low_bytes)
 
     def without(self, part: Range) -> Range:
-        """Return the rest of this, of which a part is known apart."""
+        """Return the rest of this, without a part that is given separately."""
         return Range(self.low_bytes - part.low_bytes, self.high_bytes - part.high_bytes)
 
     @property
@@ -206,7 +206,7 @@ class Ledger(Generic[OwnerT]):
     """A device's memory, row by row. More than the device has is a negative free row.
 
     Raises:
-        ValueError: the known rows exceed the device, or all are known and do not sum to it.
+        ValueError: the known rows exceed the device, or all rows have values and do not sum to it.
     """
 
     total_bytes: int
@@ -219,16 +219,16 @@ class Ledger(Generic[OwnerT]):
             raise ValueError(f"ledger rows sum to {sum(known)} bytes on a device of {self.total_bytes}")
 
     def size_bytes(self, kind: Bucket) -> Value:
-        """Return the sum of the rows of a kind; unknown if none of them is known.
+        """Return the sum of the rows of a kind; unknown if all of them are.
 
-        What a process of unknown size holds is unaccounted, so that the kinds sum to the device all the same.
+        Memory of a process of unknown size is unaccounted, so the kinds still sum to the device.
         """
         sizes = [row.size_bytes for row in self.rows if row.kind is kind]
         known = [size for size in sizes if isinstance(size, int)]
         return sum(known) if known or not sizes else sizes[0]
 
     def known(self) -> dict[Bucket, int]:
-        """Return the bytes by kind, of the kinds that are known."""
+        """Return the bytes by kind, of the kinds known."""
         sizes = {row.kind: self.size_bytes(row.kind) for row in self.rows}
         return {kind: size_bytes for kind, size_bytes in sizes.items() if isinstance(size_bytes, int)}
 
@@ -290,7 +290,7 @@ def format_bytes(value: Value | None) -> str:
 
 
 def format_range(found: Range) -> str:
-    """Return both ends as a person reads them, the unit once where it is the same; one figure where they read alike.
+    """Return both ends as a person reads them, the unit once where both share it; one figure where they read alike.
 
     >>> format_range(Range(10 * GIB, 10 * GIB + GIB // 4))
     '10.00–10.25 GiB'

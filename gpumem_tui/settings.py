@@ -25,7 +25,7 @@ class SettingsError(OptionError):
 
 @dataclass(frozen=True)
 class Notify:
-    """Who is told when an alert begins: the table ``[notify]``."""
+    """Who gets a message when an alert begins: the table ``[notify]``."""
 
     command: Annotated[
         str | tuple[str, ...],
@@ -35,7 +35,8 @@ class Notify:
         ),
     ] = ""
     severity: Annotated[
-        Literal["note", "warning", "critical"], Meta(description="The least that is told: note, warning or critical.")
+        Literal["note", "warning", "critical"],
+        Meta(description="The least to report: note, warning or critical."),
     ] = "warning"
     timeout_s: Annotated[
         float, Meta(ge=0.5, le=600, description="Seconds after which a command that does not end is killed.")
@@ -91,7 +92,9 @@ class Settings:
     ] = 10.0
     remote_command: Annotated[
         str,
-        Meta(description="What is called on other hosts, as their shell takes it. Empty: gpumem-tui, found there."),
+        Meta(
+            description="The command to call on other hosts, as their shell takes it. Empty: gpumem-tui, found there."
+        ),
     ] = ""
     hosts: Annotated[
         Mapping[str, HostList],
@@ -103,7 +106,7 @@ class Settings:
     prices: Annotated[
         Mapping[str, HourPrice],
         Meta(
-            description="What an hour of one GPU costs you, in US dollars. As a table: [prices], then "
+            description="Your price of an hour of one GPU, in US dollars. As a table: [prices], then "
             "h100-80gb = 2.10, and so on."
         ),
     ] = field(default_factory=dict)
@@ -167,7 +170,7 @@ def default_file() -> str:
     """Return a settings file with every key at its default, each explained and commented out."""
     blocks = ["# Settings of gpumem-tui. Remove the # before a key to change it.\n"]
     blocks += _explained(Settings())
-    blocks.append("# Who is told when an alert begins. Remove the # of this line too.\n# [notify]\n")
+    blocks.append("# Who gets a message when an alert begins. Remove the # of this line too.\n# [notify]\n")
     blocks += _explained(Notify())
     return "\n".join(blocks)
 
@@ -191,7 +194,7 @@ def _faults(
     """Yield each key of a table and what is wrong with it; "" for nothing.
 
     Args:
-        within: what stands before the key in words, such as ``notify.``.
+        within: what is before the key in words, such as ``notify.``.
     """
     kinds = _kinds(table)
     for key, value in values.items():

@@ -1,4 +1,4 @@
-"""What more than one room asks of the operating system: a user's name, and a file that is there whole or not at all."""
+"""Calls to the operating system shared by rooms: a user's name, and a file that is written whole or not at all."""
 
 from __future__ import annotations
 

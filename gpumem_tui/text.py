@@ -63,7 +63,7 @@ def file_text(path: Path) -> str:
         return ""
 
 
-# What a program prints
+# A program's output
 
 
 class OutputLines:

@@ -19,7 +19,7 @@ from tests.serve.serving import serving
 
 _WINDOW = (1000, 620)
 _SIZES_GIB = (31, 62, 77, 12)
-"""Of the browser's picture: its pixels, and what each GPU holds."""
+"""The browser's picture: its pixels, and each GPU's memory."""
 _SEEN_S = 32
 
 

@@ -63,7 +63,7 @@ from gpumem_tui.tui.snapshot.screen import SnapshotScreen
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))
 
-from browser_picture import browser_picture  # noqa: E402  beside this file
+from browser_picture import browser_picture  # noqa: E402  next to this file
 
 from tests.monitor import snapshots  # noqa: E402  from the root of the repository, which is no package
 from tests.remote.standins import Ssh  # noqa: E402
@@ -125,7 +125,7 @@ TRAIN = """
         optimizer.zero_grad(set_to_none=True)
         print(f"step {step}: loss {loss.item():.4f}")
 """
-"""A user's script, as many are: nothing in it knows of this program."""
+"""A typical user's script: nothing in it knows of this program."""
 CLOCK = datetime(2026, 1, 1, 12, 0)
 _COMMAND_BATCH = 24
 
@@ -190,7 +190,7 @@ async def _plan_picture(name: str, plan: Plan, *keys: str, row: str = "") -> Non
 
 
 def _is_tracing(lines: Sequence[str]) -> bool:
-    """Whether no combination of techniques is known to fit by trace so far, and traces are on their way."""
+    """Whether no traced combination of techniques fits so far, and traces are on their way."""
     return any("… tracing" in line for line in lines) and not any("traced: fits" in line for line in lines)
 
 
@@ -333,7 +333,7 @@ async def _command_plan_picture(name: str, config: SearchConfig, batch_size: int
 
 
 async def _predicted(name: str) -> None:
-    """What `predict` prints of a command."""
+    """The output of `predict` on a command."""
     words = ("predict", "--gpu", "sim:h100-80gb", "--", "python", "train.py", "--batch-size", "32")
     with _project():
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""CUDA as PyTorch's C++ answers it, where there is none: put below `torch.cuda`, whose own Python runs unchanged.
+"""CUDA as PyTorch's C++ answers it, if missing: put below `torch.cuda`, whose own Python runs unchanged.
 
 It answers as torch/csrc/cuda/Module.cpp and c10/cuda/CUDACachingAllocator.cpp (2.6 to 2.11) do: nothing before it is
 initialized, errors where CUDA raises, with the keys that they have, a history and counts for each device.
@@ -41,7 +41,7 @@ class Card:
     """A GPU that is played.
 
     Attributes:
-        context_bytes: what a process holds there beside its allocator.
+        context_bytes: what a process holds there outside its allocator.
         others_bytes: what a neighbour holds before this process uses the GPU, and `others_later_bytes` from then on.
     """
 
@@ -75,7 +75,7 @@ class Machine:
         return replace(self, cards=[by_uuid[uuid] for uuid in uuids])
 
     def driver(self, held: Sequence[int] = ()) -> Scenario:
-        """What NVML says: before this process uses any GPU, or while it holds so much of each."""
+        """What NVML states: before this process uses any GPU, or while it holds so much of each."""
         gpus = []
         for card, own_bytes in zip(self.cards, held or [0] * len(self.cards), strict=True):
             others_bytes = card.others_later_bytes if own_bytes else card.others_bytes

@@ -81,7 +81,7 @@ def followed(
         return Followed(program, ended)
     finally:
         program.stop()
-    raise AssertionError("it says when its last step is over")
+    raise AssertionError("it shows when its last step is over")
 
 
 @contextmanager

@@ -19,7 +19,7 @@ MAP = (PACKAGE / "README.md").read_text()
 
 _ROW = re.compile(r"^\| `(\w+)` \| .* \| (.*) \|$", re.MULTILINE)
 ROOMS = {room: set(re.findall(r"`(\w+)`", below)) for room, below in _ROW.findall(MAP)}
-"""By room, those that it may import, as the README's table says."""
+"""By room, those that it may import, as the README's table states."""
 
 
 def imported(file: Path) -> Iterator[str]:
@@ -32,7 +32,7 @@ def imported(file: Path) -> Iterator[str]:
 
 
 def room_of(module: str) -> str:
-    """The room a module's name lies in; empty for the root's own, and for what is not ours."""
+    """The room a module's name is in; empty for the root's own, and for what is not ours."""
     parts = module.split(".")
     return parts[1] if parts[0] == "gpumem_tui" and len(parts) > 1 and (PACKAGE / parts[1]).is_dir() else ""
 
@@ -119,7 +119,7 @@ SUB_ROOMS = {"simulator": ("allocator", "device", "standins", "cuda", "compiled"
 
 @functools.cache
 def file_of(module: str) -> Path | None:
-    """The file that a name imported from the package lies in."""
+    """The file that a name imported from the package is in."""
     parts = module.split(".")
     for place in (PACKAGE.parent.joinpath(*parts), PACKAGE.parent.joinpath(*parts[:-1])):
         for file in (place.with_suffix(".py"), place / "__init__.py"):
@@ -129,7 +129,7 @@ def file_of(module: str) -> Path | None:
 
 
 def test_no_circle_of_files() -> None:
-    """Wherever in a file an import stands, within functions and under TYPE_CHECKING too."""
+    """Wherever in a file an import is, within functions and under TYPE_CHECKING too."""
     below = {
         file: {other for module in imported(file) if (other := file_of(module)) not in (None, file)}
         for file in PACKAGE.rglob("*.py")

@@ -1,4 +1,4 @@
-"""Every private name of torch that the product uses stands in `gpumem_tui/torch_internals.json`, with the reason."""
+"""Every private name of torch that the product uses is in `gpumem_tui/torch_internals.json`, with the reason."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ if code < 0:
 os._exit(code)
 """
 TORCH, TRANSFORMERS, TRAINING = "torch/bin/python", "transformers/bin/python", "training/bin/python"
-"""By what each has imported as it starts; a program of whichever that says so has transformers."""
+"""By what each has imported as it starts; a program of whichever that notes this has transformers."""
 
 _MAIN = """
 import os, sys

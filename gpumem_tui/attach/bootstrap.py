@@ -1,4 +1,4 @@
-"""What runs first inside a process that is being attached to: finds the probe and starts it, and says how it went.
+"""Runs first inside a process that is being attached to: finds the probe, starts it and reports the outcome.
 
 Its source text is sent over and executed there, in a namespace of its own, so it may use nothing but the standard
 library of Python 3.9 and must leave nothing behind.
@@ -53,7 +53,7 @@ def attach(path: str, archive: str, answer: str) -> None:
             after_import("torch", lambda _: say(WATCHING, entry.attach("attach")))
         else:
             say(ALREADY if before else WATCHING, problem)
-    except Exception as error:  # noqa: BLE001  told to whoever attaches; training goes on
+    except Exception as error:  # noqa: BLE001  reported to whoever attaches; training continues
         say("", f"{type(error).__name__}: {error}")
 
 
@@ -95,7 +95,7 @@ def _say(folder: str, name: str, content: dict[str, object]) -> None:
 
     try:
         _write(folder, name, json.dumps(content).encode())
-    except Exception:  # noqa: BLE001  whoever attaches gets no answer, and says so
+    except Exception:  # noqa: BLE001  whoever attaches gets no answer, and reports that
         return
 
 

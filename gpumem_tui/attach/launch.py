@@ -1,4 +1,4 @@
-"""Starting a training command under the probe, with no change to it; and why processes publish nothing all the same."""
+"""Starting a training command under the probe, with no change to it; and why processes publish nothing anyway."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def why_silent(host: hosts.Host, *, under_run: bool = False) -> str:
     """Why a process does not publish, and what would help; a few words.
 
     Args:
-        under_run: `gpumem-tui run` is known to have started it, or what started it.
+        under_run: `gpumem-tui run` started it, or what started it.
     """
     files = hosts.loaded(host)
     attach = f": `gpumem-tui attach {host.pid}`"
@@ -149,7 +149,7 @@ def silent_below(pid: int, published: Collection[int]) -> list[str]:
 def silent_anywhere(published: Collection[int]) -> list[str]:
     """Say why processes with torch that we may look at do not publish, one line each.
 
-    Those that only load data for one that publishes are left out.
+    Processes that only load data for one that publishes are left out.
     """
     return _lines(
         (host, why_silent(host))
@@ -162,7 +162,7 @@ def silent_anywhere(published: Collection[int]) -> list[str]:
 
 
 class SilenceNote:
-    """Says once, after a while, why nothing publishes.
+    """Shows once, after a while, why nothing publishes.
 
     Args:
         after_s: how long it may be silent. reasons: finds them, one line each. say: is given each.

@@ -1,6 +1,6 @@
-"""One function call inside another process, made by its main thread while only that thread stands still.
+"""One function call inside another process, made by its main thread while only that thread is stopped.
 
-gdb could do the same, but not as gently: it stops every thread for as long as it takes to read symbols (0.15 s), and
+gdb could do this too, but not as gently: it stops every thread for as long as it takes to read symbols (0.15 s), and
 before version 14 it cannot write back the registers of a processor with AMX (Sapphire Rapids, the host of most H100s):
 it fails between two writes and the process aborts. Here the extended registers are saved and restored in the kernel's
 own format and size, and only the thread that makes the call is stopped, so that no lock of a stopped thread can be in
@@ -9,7 +9,7 @@ the way.
 This program may be killed at any moment, and the process must live on. So the call is made as the kernel calls a signal
 handler: a frame on the stack holds all that the thread was, and where the function returns to, `rt_sigreturn` puts it
 back, whether this program is still there or not. While it is, it stops the thread there and puts everything back
-itself, which is more exact: a system call that was interrupted then goes on as if it never had been.
+itself, which is more exact: a system call that was interrupted then continues as if it never had been.
 
 x86-64 only: the registers of a call differ by architecture.
 """
@@ -38,7 +38,7 @@ _EVENT_STOP = 128
 _WALL = 0x40000000  # wait for a thread whoever made it
 _MASK_BYTES = 8
 _XSTATE_BYTES = 64 * 1024
-"""More than any processor has; the kernel says how much of it there is."""
+"""More than any processor has; the kernel shows how much of it there is."""
 
 _SYNCHRONOUS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
 _HELD_SIGNALS = 2**64 - 1 - sum(1 << (number - 1) for number in _SYNCHRONOUS)
@@ -126,7 +126,7 @@ class CallAnswer(TypedDict):
 
 
 class _Thread:
-    """The main thread of a process while it stands still. Made by `_stopped`."""
+    """The main thread of a process while it is stopped. Made by `_stopped`."""
 
     def __init__(self, pid: int, memory: int) -> None:
         self._pid = pid
@@ -151,7 +151,7 @@ class _Thread:
     def restore(self) -> None:
         """Put everything back as it was found; the kernel then restarts a system call that was interrupted.
 
-        The registers come last: until then the thread is where `rt_sigreturn` would do the same.
+        The registers come last: until then the thread is where `rt_sigreturn` would do this too.
         """
         _set_registers(self._pid, _NT_X86_XSTATE, self._extended)
         _ptrace(_SETSIGMASK, self._pid, _MASK_BYTES, ctypes.addressof(self._mask))
@@ -253,7 +253,7 @@ class _Thread:
         return result
 
     def _interrupt(self, *, runs: bool) -> None:
-        """Stop it where a system call can be restarted, whether it `runs` now or stands still somewhere else."""
+        """Stop it where a system call can be restarted, whether it `runs` now or is stopped somewhere else."""
         deadline = time.monotonic() + _CALL_DEADLINE_S
         while True:
             _ptrace(_INTERRUPT, self._pid)  # every other stop takes it back (ptrace_stop in kernel/signal.c)
@@ -280,9 +280,9 @@ class _Thread:
         return begin
 
     def _after_a_signal(self) -> _Registers:
-        """Return the registers with which the thread goes on after a signal handler.
+        """Return the registers with which the thread continues after a signal handler.
 
-        An interrupted system call is begun again, or says that it was interrupted (arch_do_signal_or_restart in
+        An interrupted system call is begun again, or reports that it was interrupted (arch_do_signal_or_restart in
         arch/x86/kernel/signal.c).
         """
         after = _Registers.from_buffer_copy(self._saved)
@@ -311,7 +311,7 @@ class _Thread:
 
 @contextmanager
 def _stopped(pid: int) -> Iterator[_Thread]:
-    """Stop the main thread of a process, and let it go again whatever happens, exactly as it was.
+    """Stop the main thread of a process, and let it go again in every case, exactly as it was.
 
     Where it does not stop in time it sits in the kernel: this program's end then takes the wish to stop it back.
     """

@@ -69,7 +69,7 @@ class AttachFailed(NotAttached):
 
 
 class StartsLater(AttachFailed):
-    """The probe is queued and starts when something else happens; one line says what."""
+    """The probe is queued and starts when something else happens; one line names what."""
 
 
 class _Answer(msgspec.Struct):
@@ -98,7 +98,7 @@ class Attached:
 
 
 def attach(target: Target, timeout_s: float, remote_exec: RemoteExec | None = REMOTE_EXEC) -> Attached:
-    """Put the probe into a process and wait until it says that it runs.
+    """Put the probe into a process and wait until it reports that it runs.
 
     Args:
         timeout_s: how long to wait for the main thread to come back to Python, and for torch where it is just being
@@ -151,7 +151,7 @@ def can_remote_exec(target: Target) -> bool:
 
 
 def _payload(target: Target, name: str) -> str:
-    """Return the Python text that starts the probe, and says in a file of that name how it went."""
+    """Return the Python text that starts the probe, and reports in a file of that name how it went."""
     inner = target.host.inner_directory
     answer = inner / name
     if target.host.shares_files and target.host.uid == os.geteuid():
@@ -217,7 +217,7 @@ def request(target: Target, payload: str) -> ptrace.PtraceRequest:
 
 
 def _helper(request: ptrace.PtraceRequest) -> ptrace.CallAnswer:
-    """Run the helper program. It is one of its own so that a process is let go whatever becomes of us."""
+    """Run the helper program. It is one of its own so that a process is let go even if we die."""
     helper = subprocess.Popen(
         [sys.executable, "-I", "-S", ptrace.__file__],
         stdin=subprocess.PIPE,
@@ -282,7 +282,7 @@ def _removed(target: Target, name: str) -> Iterator[None]:
 
 
 def _wait_for_answer(target: Target, name: str, timeout_s: float, waits_in: int) -> _Answer:
-    """Wait until the probe says that it runs; returns its answer: see `bootstrap.attach`.
+    """Wait until the probe reports that it runs; returns its answer: see `bootstrap.attach`.
 
     Args:
         waits_in: the system call that the main thread waited in; -1 for none.

@@ -119,7 +119,7 @@ _INSTEAD = "start it with `gpumem-tui run -- COMMAND`, or add `import gpumem_tui
 
 
 class NotAttached(Exception):
-    """The probe is not in this process; one line says why, and what would help.
+    """The probe is not in this process; one line gives the reason, and what would help.
 
     Attributes:
         instead: the processes to attach to instead: its children that train.
@@ -239,7 +239,7 @@ def why_not_allowed(host: hosts.Host, our_uid: int, ptrace_scope: int, protected
 
 
 def refusal(host: hosts.Host) -> AttachRefused:
-    """Why the kernel did not let us attach to that process, from what /proc says."""
+    """Why the kernel did not let us attach to that process, from /proc."""
     try:
         scope = int((host.proc.parent / "sys/kernel/yama/ptrace_scope").read_text())
     except (OSError, ValueError):
@@ -272,7 +272,7 @@ def _check_state(host: hosts.Host) -> None:
         by = tracer.title if tracer is not None else f"PID {host.tracer_pid}"
         raise AttachRefused(f"{host.title} is being debugged by {by}", "end the debugger first")
     if host.state == "T":
-        raise AttachRefused(f"{host.title} is stopped", f"let it go on first: `kill -CONT {host.pid}`")
+        raise AttachRefused(f"{host.title} is stopped", f"let it continue first: `kill -CONT {host.pid}`")
 
 
 def _python_functions(host: hosts.Host, mapped: tuple[Mapping, ...]) -> dict[str, Symbol]:
@@ -304,7 +304,7 @@ def _of_c_library(host: hosts.Host, mapped: tuple[Mapping, ...]) -> tuple[int, i
                     at = os.pread(memory.fileno(), code.end - code.start, code.start).find(SIGNAL_RETURN)
                     if at >= 0:
                         return found["mmap"].address, code.start + at
-    raise AttachRefused(f"the C library of {host.title} is none that is known here", _INSTEAD)
+    raise AttachRefused(f"the C library of {host.title} is not one that the probe can be put into", _INSTEAD)
 
 
 def _python_version(mapped: tuple[Mapping, ...]) -> tuple[int, int] | None:

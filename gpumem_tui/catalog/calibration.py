@@ -1,6 +1,6 @@
-"""What was measured of a box's own GPUs: a file of figures by GPU, driver and torch, written once and read by searches.
+"""Measurements of a machine's own GPUs: a file of figures by GPU, driver and torch, written once, read by searches.
 
-The user's file is ``calibration.toml`` beside the settings; `gpumem-tui doctor --calibrate` writes it.
+The user's file is ``calibration.toml`` next to the settings; `gpumem-tui doctor --calibrate` writes it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Calibration:
         gpu: as the driver calls it.
         total_bytes: of its memory, as the driver has it.
         measured: the day, as YYYY-MM-DD.
-        stages: bytes on the device beside the allocator, by what the process had used by then, in order: ``context``,
+        stages: bytes on the device outside the allocator, by what the process had used by then, in order: ``context``,
             ``cuBLAS``, ``cuDNN``, ``NCCL``.
         eager_bytes: with every kernel loaded at the start (``CUDA_MODULE_LOADING=EAGER``); None for not measured.
         is_learned: seen of processes that trained, the ``least`` and the most; not measured for the purpose.
@@ -100,7 +100,7 @@ def seen(words: str) -> Calibration:
 
 
 def is_known(new: Calibration, kept: Iterable[Calibration]) -> bool:
-    """Return whether what is kept says as much: measured for the purpose, or learned, within 16 MiB."""
+    """Return whether the stored calibration has the same value: measured for the purpose, or learned, within 16 MiB."""
     for one in kept:
         if one.key == new.key:
             low_bytes, high_bytes = one.context.low_bytes - _ALIKE_BYTES, one.context.high_bytes + _ALIKE_BYTES
@@ -112,7 +112,7 @@ def load(path: Path | None = None) -> tuple[Calibration, ...]:
     """Read the calibrations of a file; of the user's, which need not exist, if `path` is None.
 
     Raises:
-        CatalogError: there is no such file, or it is none; one line says which and why.
+        CatalogError: there is no such file, or it is none; one line shows which and why.
     """
     wanted = path or default_path(_FILE)
     try:
@@ -140,7 +140,7 @@ def save(new: Calibration, path: Path | None = None) -> Path:
     """
     wanted = path or default_path(_FILE)
     kept = [one for one in (load(wanted) if wanted.exists() else ()) if one.key != new.key]
-    lines = ["# What gpumem-tui measured of GPUs with `gpumem-tui doctor --calibrate`, in bytes."]
+    lines = ["# Measured by gpumem-tui with `gpumem-tui doctor --calibrate`, in bytes."]
     for one in (*kept, new):
         lines += ["", "[[calibration]]", *(f'{name} = "{getattr(one, name)}"' for name in ("gpu", "driver", "torch"))]
         lines += [f'measured = "{one.measured}"', f"total_bytes = {one.total_bytes}"]
@@ -156,7 +156,7 @@ def save(new: Calibration, path: Path | None = None) -> Path:
 def calibrated(gpu: Gpu, calibrations: Sequence[Calibration]) -> Gpu:
     """Return a GPU with the context that was measured on one of its kind, the newest; as it is where none was.
 
-    Of those of one day it is the last, which was kept last.
+    If several are of one day, it is the last one.
     """
     alike = [one for one in reversed(calibrations) if is_same_product(one.gpu, one.total_bytes, gpu)]
     return replace(gpu, context=max(alike, key=lambda one: one.measured).context) if alike else gpu

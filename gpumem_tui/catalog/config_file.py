@@ -52,7 +52,7 @@ class ModelFile:
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """What a `config.json` says of a network, whatever its architecture.
+    """The contents of a `config.json`, for any architecture.
 
     Attributes:
         path: the file, absolute.
@@ -84,12 +84,12 @@ class ConfigFile:
 
     @property
     def takes_more_than_text(self) -> bool:
-        """Return whether it takes images or sound beside tokens."""
+        """Return whether it takes images or sound besides tokens."""
         return "text_config" in self.values and len({"vision_config", "audio_config"} & self.values.keys()) > 0
 
     @property
     def takes_tokens(self) -> bool:
-        """Return whether a sample is tokens, as far as the file says."""
+        """Return whether a sample is tokens, as far as the file states."""
         return "vision_config" in self.values or not {"image_size", "num_channels", "patch_size"} & self.values.keys()
 
     @property
@@ -112,7 +112,7 @@ def looks_like_path(name: str) -> bool:
 
 
 def read_config_file(path: str | Path) -> ConfigFile:
-    """Read a `config.json` and return what it says.
+    """Read a `config.json` and return what it states.
 
     Args:
         path: the file, a folder that holds it, a model's folder in huggingface_hub's cache, or its name on the hub
@@ -181,7 +181,7 @@ _MXFP4_BLOCK, _MXFP4_SCALE_BITS = 32, 8
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """A format in which a `config.json` says that weights are kept.
+    """A format in which a `config.json` states that weights are kept.
 
     Attributes:
         title: what it is called.

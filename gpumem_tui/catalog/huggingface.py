@@ -1,6 +1,6 @@
 """The keys of a Hugging Face config.json that decide a network's shape, with transformers' own defaults.
 
-A Literal stands where transformers allows more kinds of network than a `ModelShape` can describe: any other
+A Literal is where transformers allows more kinds of network than a `ModelShape` can describe: any other
 value is refused rather than taken for another network.
 """
 
@@ -236,7 +236,7 @@ class GptOssConfig(ExpertsConfig, kw_only=True):
 
 
 class ClassifierConfig(TransformerConfig, kw_only=True):
-    """An encoder under a classification head, with one output per label: 2 unless the configuration says."""
+    """An encoder under a classification head, with one output per label: 2 unless the configuration sets it."""
 
     hidden_act: Gelu = "gelu"
     num_labels: Size | None = None

@@ -30,7 +30,7 @@ DEFAULT_GPU = "a100-80gb"
 
 _SUGGESTIONS = 4
 _ANOTHER_WORD = "Invalid enum value"
-"""How msgspec says that a value is none of a Literal's."""
+"""How msgspec reports that a value is none of a Literal's."""
 _ALIKE_PERCENT = 2
 """How far the memory of one kind of GPU differs, with the driver and error correction."""
 Entry = TypeVar("Entry")
@@ -54,7 +54,7 @@ class GpuPrice(msgspec.Struct, frozen=True):
     """The price of an hour of one GPU, in US dollars.
 
     Attributes:
-        source: who says so, and when.
+        source: who published it, and when.
     """
 
     an_hour: float
@@ -97,7 +97,7 @@ def find_gpu(name: str) -> Gpu:
     ``h100-nvl-94gb``, ``4070-ti`` no ``rtx-4070-ti-super-16gb``.
 
     Raises:
-        CatalogError: there is none, or there are several; the message lists them with their memory, or the nearest.
+        CatalogError: none exists, or there are several; the message lists them with their memory, or the nearest.
     """
     if name in gpus():
         return gpus()[name]
@@ -124,7 +124,7 @@ def _name_parts(name: str) -> list[str]:
 def _further_words(short: str, name: str) -> frozenset[str] | None:
     """Return the words of a GPU's name that a shorter one leaves out, but for its memory; None where it is no part.
 
-    Its memory alone, which stands last, is none: ``8`` is the ninth GPU, not the card that has 8 GB.
+    Its memory alone, which comes last, is no name of it: ``8`` is the ninth GPU, not the card that has 8 GB.
 
     >>> _further_words("4070", "rtx-4070-ti-super-16gb") == {"ti", "super"}, _further_words("4070", "rtx-4080-16gb")
     (True, None)
@@ -138,7 +138,7 @@ def _further_words(short: str, name: str) -> frozenset[str] | None:
 
 
 def multiprocessors_of(total_bytes: int, compute_capability: tuple[int, int]) -> int | None:
-    """Return what the catalog's GPUs of this architecture and size agree on; None if there is none, or they differ."""
+    """Return what the catalog's GPUs of this architecture and size agree on; None if missing, or they differ."""
     alike = {
         gpu.multiprocessors
         for gpu in gpus().values()
@@ -183,7 +183,7 @@ def find_model(name: str) -> ModelShape:
     """Return the model of that name, however its words are joined: ``llama3-8b`` is ``llama-3-8b``.
 
     Raises:
-        CatalogError: there is none; the message suggests the nearest names.
+        CatalogError: none exists; the message suggests the nearest names.
     """
     same = [entry for entry in models() if _parts(entry) == _parts(name)]
     return _found("model", same[0] if len(same) == 1 else name, models())

@@ -1,4 +1,4 @@
-"""What a GPU and a network look like to the rest of the program. Standard library only: children import it too."""
+"""The shapes of a GPU and of a network, for the rest of the program. Standard library only: children import it too."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ShapeError(OptionError, ValueError):
     """A network that cannot exist, or cannot have the adapters that are asked for.
 
     Attributes:
-        option: the command line's, to change as the message says.
+        option: the command line's, to change as the message names it.
     """
 
     def __init__(self, option: str, message: str) -> None:
@@ -108,7 +108,7 @@ TYPED_CONTEXT = "--context-bytes"
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The bytes that a process holds of a GPU beside its allocator, and where they are known from."""
+    """The bytes that a process holds of a GPU outside its allocator, and their source."""
 
     low_bytes: int
     expected_bytes: int
@@ -122,7 +122,7 @@ class Context:
 
     @property
     def typed_bytes(self) -> int | None:
-        """What was typed; None for what was measured."""
+        """A typed value; None for a measured one."""
         return self.expected_bytes if self.source == TYPED_CONTEXT else None
 
 
@@ -132,10 +132,12 @@ class Gpu:
 
     `total_bytes` is what the driver (NVML, nvidia-smi) reports; `cuda_total_bytes` what `cudaMemGetInfo` and
     PyTorch's out-of-memory message report. The difference is the driver's own reserve. `multiprocessors` is None where
-    their number is not known. `reserves`: where it is known to move with the driver, bytes by its major version.
-    `speed` is None where no rates are known; `no_speed` says why. `arch`: what ROCm's compilers call a GPU that runs no
-    CUDA ("gfx942"); `compute_capability` is what HIP says of it then, and `multiprocessors` are its compute units.
-    `context`: what was measured or said of one of them, which makes it no other kind of GPU; None for what is known of
+    their number is not known. `reserves`: if it moves with the driver, bytes by its major version.
+    `speed` is None without known rates; `no_speed` gives the reason. `arch`: what ROCm's compilers call a GPU that
+    runs no CUDA ("gfx942"); `compute_capability` is what HIP states of it then, and `multiprocessors` are its compute
+    units.
+    `context`: what was measured or said of one of them, which makes it no other kind of GPU; None for what we know
+        about
     its architecture.
     """
 
@@ -165,7 +167,7 @@ class Gpu:
 
     @property
     def cuda_total_range(self) -> Range:
-        """The least and the most that CUDA reports as the total, by driver where its reserve is known to move."""
+        """The least and the most that CUDA reports as the total, by driver where its reserve moves with it."""
         reserves = [self.reserve_bytes, *(size_bytes for _, size_bytes in self.reserves)]
         return Range(self.total_bytes - max(reserves), self.total_bytes - min(reserves))
 
@@ -212,7 +214,7 @@ class LatentAttention:
 
     Attributes:
         q_rank, kv_rank: widths that they come from; a `q_rank` of 0 for queries that come from the residual stream.
-        rope_width: of a head's width, the part that knows positions; the keys' is the same for all heads.
+        rope_width: of a head's width, the part that knows positions; the keys' is shared by all heads.
         value_width: of one head.
     """
 

@@ -1,7 +1,7 @@
 """Reads the catalog's records: TOML whose values are on one line each, and JSON as well. Standard library only.
 
 A child trains in any Python from 3.10 on, which has no ``tomllib`` there, and without the packages of this program; and
-it starts sooner so. What a viewer alone reads (`catalog.loader`) is TOML without that limit.
+it starts sooner so. Tables that only a viewer reads (`catalog.loader`) is TOML without that limit.
 """
 
 from __future__ import annotations

@@ -88,10 +88,10 @@ def gpus(as_json: bool) -> int:
 def doctor(
     as_json: bool, python: str | None, calibrate: bool, from_running: bool, seen: str | None, output_path: Path | None
 ) -> int:
-    """What works on this machine, what does not, and the remedy. Exit code 4 if something is broken.
+    """Show what works on this machine, what does not, and the remedy. Exit code 4 if something is broken.
 
-    With --calibrate it starts a small program on each kind of GPU that nobody uses, and keeps what the driver says that
-    it takes beside PyTorch's allocator.
+    With --calibrate it starts a small program on each kind of GPU that nobody uses, and keeps what the driver states
+    that it takes outside PyTorch's allocator.
     """
     for option, given in {"--output": output_path, "--running": from_running or None, "--seen": seen}.items():
         if given is not None and not calibrate:
@@ -148,7 +148,7 @@ def _calibrate(python: str | None, path: Path | None, *, as_json: bool) -> int:
 
 
 def _learned(snapshot: Snapshot | None) -> list[Calibration]:
-    """Return what the processes that train here take beside their allocators."""
+    """Return what the processes that train here take outside their allocators."""
     from gpumem_tui.doctor.beside import held, learned
     from gpumem_tui.watch.collector import Collector
 
@@ -164,7 +164,7 @@ def _offered(snapshot: Snapshot | None) -> Iterator[Check]:
 
     for found in unkept(_learned(snapshot)):
         size = format_bytes(found.context.high_bytes)
-        words = f"a training process takes up to {size} of {found.gpu} beside its allocator"
+        words = f"a training process takes up to {size} of {found.gpu} outside its allocator"
         yield Check("CUDA context", Status.OK, words, "`gpumem-tui doctor --calibrate --running` keeps it")
 
 
@@ -189,7 +189,7 @@ def _learn(words: str | None, path: Path | None, *, as_json: bool) -> int:
 
 
 def _calibrated_lines(found: Calibration, where: Path) -> Iterator[str]:
-    yield f"{found.gpu}: a process takes {found.size_words} beside PyTorch's allocator"
+    yield f"{found.gpu}: a process takes {found.size_words} outside PyTorch's allocator"
     yield f"kept in {where}: predictions and searches for this GPU use it from now on"
 
 

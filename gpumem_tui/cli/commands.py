@@ -18,8 +18,8 @@ from gpumem_tui.report.output import complain, drop_output
 
 _COMMANDS = {
     "search": ("gpumem_tui.cli.search:search", "Find the largest batch: run larger ones until memory is out."),
-    "predict": ("gpumem_tui.cli.search:predict", "What one batch size takes, byte by byte, without a GPU."),
-    "plan": ("gpumem_tui.cli.plan:plan", "What fits, what would make more fit, and what that costs."),
+    "predict": ("gpumem_tui.cli.search:predict", "Predict the memory of one batch size, without a GPU."),
+    "plan": ("gpumem_tui.cli.plan:plan", "Show what fits, which changes make more fit, and their cost."),
     "monitor": ("gpumem_tui.cli.monitor:monitor", "This machine's GPUs: a ledger of memory each, live."),
     "free": ("gpumem_tui.cli.free:free", "Choose free GPUs for a script."),
     "serve": ("gpumem_tui.cli.serve:serve", "The program in a browser, on this machine only."),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpumem_tui.remote.status import HostStatus
 
 _Read = Callable[[], Mapping[str, "Snapshot | str"]]
-"""The newest snapshot of each machine by its name, or why there is none; this machine's name is empty."""
+"""The newest snapshot of each machine by its name, or why it is missing; this machine's name is empty."""
 
 
 @click.command
@@ -39,7 +39,9 @@ _Read = Callable[[], Mapping[str, "Snapshot | str"]]
     metavar="SIZE",
     help="With so much memory free, such as 20GiB, whoever computes there too.",
 )
-@click.option("--vendor", "brand", metavar="NAME", help="Of this vendor, such as AMD; else of the first with so many.")
+@click.option(
+    "--vendor", "brand", metavar="NAME", help="Only GPUs of this vendor, such as AMD; else of the first with so many."
+)
 @click.option("--wait", is_flag=True, help="Wait until there are so many (one, without --gpus).")
 @click.option(
     "--interval",
@@ -64,11 +66,11 @@ def free(
     """The free GPUs as CUDA_VISIBLE_DEVICES takes them: CUDA_VISIBLE_DEVICES=$(gpumem-tui free --gpus 2 --wait).
 
     Free is a GPU on which nobody computes, within the CUDA_VISIBLE_DEVICES that is set already; one whose processes
-    cannot be read is not, nor one that is divided into MIG instances. They are told by number, or by UUID where GPUs
-    differ, as CUDA counts those in another order. Of several hosts each line begins with the host. Exit code 3: there
+    cannot be read is not, nor one that is divided into MIG instances. They are printed by number, or by UUID where GPUs
+    differ, as CUDA counts those in another order. With several hosts each line begins with the host. Exit code 3: there
     are not so many, and nothing is printed.
 
-    All are of one vendor. AMD's are told as HIP_VISIBLE_DEVICES takes them:
+    All are of one vendor. AMD's are printed as HIP_VISIBLE_DEVICES takes them:
     HIP_VISIBLE_DEVICES=$(gpumem-tui free --vendor AMD).
     """
     from gpumem_tui.monitor.devices import free_gpus

@@ -40,7 +40,7 @@ HOSTS_OPTIONS: list[Decorator] = [
     ),
     click.option("--slurm", "slurm_job", metavar="JOBID", help="Watch the nodes of a Slurm job."),
     click.option(
-        "--remote-command", metavar="COMMAND", help="What runs gpumem-tui there (the one in PATH)."
+        "--remote-command", metavar="COMMAND", help="Command that runs gpumem-tui there (default: the one in PATH)."
     ),
 ]  # fmt: skip
 timeout_option = click.option(
@@ -50,7 +50,7 @@ timeout_option = click.option(
 
 
 def _address(text: str) -> tuple[str, int]:
-    """Return HOST and PORT; PORT alone is on this machine only, an IPv6 host stands in brackets."""
+    """Return HOST and PORT; PORT alone is on this machine only, an IPv6 host is in brackets."""
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{text!r} is not HOST:PORT such as {_METRICS}")
@@ -90,7 +90,7 @@ class AskedHosts:
         allow_signals: offer to end processes there.
         mine: list only the processes of the user who watches.
         bell: ring when an alert begins; `read_only`: only watch.
-        record: also keep how they stand in this new file; without a terminal nothing else is done.
+        record: also keep their states in this new file; without a terminal nothing else is done.
         settings_path: the settings file; None for the user's.
     """
 
@@ -124,7 +124,7 @@ def settings_of(asked: Any, *more: str) -> Settings:
 
     Args:
         asked: what was typed, by the settings' names, and `settings_path`.
-        more: settings beside those that every Monitor takes.
+        more: settings besides those that every Monitor takes.
     """
     from gpumem_tui.settings import load
 
@@ -136,7 +136,7 @@ def _fleet_of(asked: AskedHosts) -> tuple[Fleet, Settings]:
     """Return the hosts that were named, and the settings, before which the command line goes.
 
     Raises:
-        OptionError: no host, one that is none, Slurm says no, the settings are invalid.
+        OptionError: no host, one that is none, Slurm answers no, the settings are invalid.
     """
     from gpumem_tui.remote.connection import Fleet
     from gpumem_tui.remote.hosts import hosts_of

@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 @click.argument("target", metavar="PID|FILE")
 @click.option(
     "--by", type=click.Choice(["bucket", "module", "source"]), default="source", show_default=True,
-    help="Of a process: what to list after the buckets.",
+    help="For a process: list modules or source lines after the buckets.",
 )  # fmt: skip
 @click.option(
     "--timeout", "timeout_s", type=SECONDS, default=60.0, show_default=True,
-    help="Of a process: seconds to wait for a step to end.",
+    help="For a process: seconds to wait for a step to end.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option("--plain", is_flag=True, help="Lines instead of the screen.")
 def look(target: str, by: By, timeout_s: float, as_json: bool, plain: bool) -> int:
     """One step's peak of a running process, or any PyTorch memory snapshot.
 
-    Of a process (PID): its peak by bucket, by module or source line, and how memory went over the step.
+    For a process (PID): its peak by bucket, by module or source line, and how memory went over the step.
 
-    Of a FILE that torch.cuda.memory._dump_snapshot wrote (or the same as JSON, gzipped or not): memory over time, the
+    For a FILE that torch.cuda.memory._dump_snapshot wrote (or its JSON, gzipped or not): memory over time, the
     peak by category, source line and stack, the segments, and why a request found no room. Nothing in the file is
     executed.
     """

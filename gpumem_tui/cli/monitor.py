@@ -41,7 +41,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--once", is_flag=True, help="Print one reading and end.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines, one a reading; with --once a single object.")
 @click.option("--wire", is_flag=True, help="For a viewer elsewhere: JSON lines of a whole snapshot, then of changes.")
-@click.option("--csv", "as_csv", is_flag=True, help="Of hosts: a line a GPU and reading.")
+@click.option("--csv", "as_csv", is_flag=True, help="For hosts: one line per GPU and reading.")
 @click.option("--interval", "interval_s", type=Finite(0.2, 3600), metavar="S", help="Seconds between readings.")
 @click.option("--record", type=_FILE, metavar="FILE", help="Also keep every reading in a new file.")
 @click.option("--replay", type=_FILE, metavar="FILE", help="Show a recording instead of this machine.")
@@ -84,7 +84,7 @@ def monitor(**values: object) -> int:
         if typed[one] and typed[other]:
             raise click.UsageError(f"{one} and {other}: give only one of them")
     if asked.speed is not None and asked.replay is None:
-        raise click.UsageError("--speed: says how fast --replay plays; give both")
+        raise click.UsageError("--speed sets how fast --replay plays; give both")
     return _monitor_here(asked)
 
 

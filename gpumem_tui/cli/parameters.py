@@ -1,4 +1,4 @@
-"""What commands that train take: click's options made from the table of options, the command after ``--``."""
+"""Parameters of commands that train: click's options made from the table of options, the command after ``--``."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _OF_A_SEARCH = frozenset({"limit_bytes", "share"})
 
 _CUTS = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
 _USUAL_BATCH_SIZE = 8
-"""What ``{batch}`` of a command is where nothing is said: its one trace answers for every other size, too."""
+"""The value of ``{batch}`` where none is asked for: one trace answers for every other size, too."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class _Asked:
     section="What to run",
     is_common=True,
     type=click.Choice(QUANTITIES),
-    help="Of a model: how far can this number go?",
+    help="For a model: how far can this number go?",
 )
 @sectioned(
     "--extra",
@@ -102,9 +102,9 @@ class _Asked:
     help="A technique that only the formula knows.",
 )
 @sectioned(
-    "--tokens", section="What to run", type=TOKENS, help="To train on, e.g. 2B: says hours, and with --price the cost."
+    "--tokens", section="What to run", type=TOKENS, help="To train on, e.g. 2B: prints hours, with --price the cost."
 )
-@sectioned("--price", section="Which GPU", type=Finite(min=0), help="Of one GPU for an hour, in US dollars.")
+@sectioned("--price", section="Which GPU", type=Finite(min=0), help="US dollars an hour for one GPU.")
 @sectioned(
     "--batch-multiple",
     section="What to run",
@@ -122,7 +122,7 @@ class _Asked:
     type=click.Choice((*CHANGES, EVERY_CHANGE)), metavar="CHANGE",
     help="Run a command with this change only, or with all.",
 )  # fmt: skip
-@sectioned("--no-what-if", section="What to run", is_flag=True, help="Of a command: run it as it is only.")
+@sectioned("--no-what-if", section="What to run", is_flag=True, help="For a command: run it only as it is.")
 @sectioned("--json", "as_json", section="Output", is_common=True, is_flag=True, help="One JSON object.")
 @sectioned(
     "--markdown",
@@ -171,8 +171,8 @@ _INSTEAD_OF_A_FORM = {
     "no_trace": "--no-what-if runs it once, as it is, and nothing else",
     "solve": "`gpumem-tui search` finds its largest batch",
     "extras": "--what-if chunked-loss runs it with that change, --what-if all with each",
-    "tokens": "`gpumem-tui plan --model NAME --tokens …` says hours, for a model of the catalog",
-    "price": "`gpumem-tui plan --model NAME --price …` says the cost, for a model of the catalog",
+    "tokens": "`gpumem-tui plan --model NAME --tokens …` prints the hours, for a model of the catalog",
+    "price": "`gpumem-tui plan --model NAME --price …` prints the cost, for a model of the catalog",
     "batch_multiple": "`gpumem-tui search --batch-multiple 8` tries multiples",
     "node_gpus": "--gpus N plans it over N GPUs",
 }
@@ -205,7 +205,7 @@ def _goals(values: dict[str, Any]) -> Goals:
     return Goals(**given, prices=tuple(load().prices.items()))
 
 
-# What has a closed form
+# Only for a model with a closed form
 
 
 def _plan_formula(options: Options, config: SearchConfig, asked: _Asked, goals: Goals) -> int:
@@ -272,7 +272,7 @@ def _fewest(values: dict[str, Any]) -> int:
 
 
 def _traced(wanted: Plan, config: SearchConfig, limit_s: float, solver: Solver) -> Traced | Unknown:
-    """Return the trace of a plan, or why there is none; the solver traces beside it what every GPU asks for."""
+    """Return the trace of a plan, or why it is missing; the solver traces next to it what every GPU asks for."""
     from gpumem_tui.plan.headless import too_long
     from gpumem_tui.plan.tracing import trace_key
     from gpumem_tui.run.control import Cancelled
@@ -287,7 +287,7 @@ def _traced(wanted: Plan, config: SearchConfig, limit_s: float, solver: Solver) 
         return too_long(limit_s)
 
 
-# What only runs know: a command, and a model that transformers builds
+# Only known from runs: a command, and a model that transformers builds
 
 
 def _plan_runs(options: Options, config: SearchConfig, asked: _Asked) -> int:

@@ -97,7 +97,7 @@ _GATE_OPTIONS = [
         "--markdown",
         section="CI",
         is_flag=True,
-        help="What --budget and --baseline say, as a comment for a pull request.",
+        help="Print the result of --budget and --baseline as a comment for a pull request.",
     ),
 ]
 
@@ -116,7 +116,7 @@ _GATE_OPTIONS = [
     section="Output",
     is_common=True,
     type=click.Choice(["module", "operator", "source"]),
-    help="What holds the peak, by module, operator or source.",
+    help="List the peak's memory by module, operator or source.",
 )
 @sectioned(
     "--snapshot", section="Output", metavar="FILE", type=click.Path(path_type=Path),
@@ -180,7 +180,7 @@ def predicted_size(config: SearchConfig, given: int | None) -> int:
 def predict_or_exit(
     config: SearchConfig, batch_size: int, *, quiet: bool = False, limit_s: float | None = None
 ) -> tuple[Prediction, Ready | None]:
-    """Return both predictions, and what traced; where there can be none, end the program with one line that says why.
+    """Return both predictions and the tracer; where none is possible, end the program with the reason in one line.
 
     Without a torch that traces, the closed form answers where there is one: None for what traced.
 

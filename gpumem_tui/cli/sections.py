@@ -56,7 +56,7 @@ class SectionedOption(click.Option):
         return [CompletionItem(name) for name in names() if name.startswith(incomplete)]
 
     def get_help_extra(self, ctx: click.Context) -> Any:
-        """Return what stands behind the sentence: the default of a number; in the long help every one, and bounds."""
+        """Return what follows the sentence: the default of a number; in the long help every one, and bounds."""
         extra = super().get_help_extra(ctx)
         if _EVERY in ctx.meta:
             return extra

@@ -78,10 +78,10 @@ def serve(
 
 
 def _hosts(asked: AskedHosts, settings_path: Path | None) -> Hosts:
-    """Return the hosts that visitors see; what is wrong with them or the settings is said here, not to each visitor.
+    """Return the hosts that visitors see; errors in them or the settings are reported here, not to each visitor.
 
     Raises:
-        OptionError: no host, one that is none, Slurm says no, the settings are invalid.
+        OptionError: no host, one that is none, Slurm answers no, the settings are invalid.
     """
     from gpumem_tui.serve.visitor import Hosts
     from gpumem_tui.settings import load

@@ -61,7 +61,7 @@ class Typed(click.ParamType[T]):
         self._read = read
 
     def convert(self, value: str | T, param: click.Parameter | None, ctx: click.Context | None) -> T:
-        """Return what a text stands for; a default is one already."""
+        """Return the value of a text; a default is a value already."""
         if not isinstance(value, str):
             return value
         try:

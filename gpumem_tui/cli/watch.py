@@ -26,7 +26,7 @@ SECONDS = Finite(min=0.05)
 _FIRST_SAMPLE_S = 5.0
 _POLL_S = 0.1
 _LAST_LINES = 24
-"""Of a command's output that was on a screen of ours, these stay on the terminal."""
+"""Lines of a command's output that stay on the terminal after our screen is left."""
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -100,7 +100,7 @@ def _attach_instead(pid: int, timeout_s: float) -> int:
 
 
 def _is_asked(question: str) -> bool:
-    """Return the answer given on the terminal; no, where there is none."""
+    """Return the answer typed on the terminal; no without one."""
     return sys.stdin is not None and sys.stdin.isatty() and click.confirm(question, err=True)
 
 
@@ -272,7 +272,7 @@ def _run_on_screen(command: tuple[str, ...]) -> int:
 
 @contextmanager
 def _told_afterwards(pids: Callable[[], Collection[int]]) -> Iterator[None]:
-    """Say afterwards what a command's processes held beside PyTorch, and how they ended that could not say it."""
+    """Say afterwards what a command's processes held outside PyTorch, and how they ended that could not say it."""
     from gpumem_tui.doctor.beside import BesideWatch  # only here: the command does not wait for it
     from gpumem_tui.probe.files import default_directory
     from gpumem_tui.watch.reader import Watcher

@@ -1,1 +1,1 @@
-"""What works on this machine, and how to fix what does not."""
+"""Checks what works on this machine, and names the fix for what does not."""

@@ -1,4 +1,4 @@
-"""What training processes take of a GPU beside PyTorch's allocator, as the driver and their probes tell it."""
+"""Memory of training processes outside PyTorch's allocator, from the driver and their probes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EVERY_S = 1.0
 _IDLE_S = 2.0
 """Between two looks while nothing trains on a GPU."""
 _MOST_READINGS = 60
-"""After so many of the driver it is given up: it lists other pids, or what is reserved never stays the same."""
+"""After so many of the driver it is given up: it lists other pids, or the reserved bytes never settle."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class HeldBeside:
 
 
 def machine_now() -> Snapshot | None:
-    """Return what the driver says of this machine; None where it does not answer."""
+    """Return what the driver reports of this machine; None where it does not answer."""
     from gpumem_tui.monitor.report import NoDriverAnswer, complete
     from gpumem_tui.monitor.sampler import Sampler
 
@@ -106,16 +106,16 @@ def offer(found: Calibration) -> str:
     """Return the line that offers to keep what was seen, with the command that does."""
     command = f"gpumem-tui doctor --calibrate --seen {shlex.quote(found.words)}"
     return (
-        f"of {found.gpu} a training process held {found.size_words} beside what PyTorch reserved (CUDA context, "
+        f"of {found.gpu} a training process held {found.size_words} outside what PyTorch reserved (CUDA context, "
         f"libraries); predictions for it can use that: `{command}` keeps it"
     )
 
 
 class BesideWatch:
-    """Finds, while processes train, what they hold beside their allocators, and offers once to keep it.
+    """Finds, while processes train, what they hold outside their allocators, and offers once to keep it.
 
     The driver and the probe are read at different times. So a figure counts only where a process had reserved as much
-    before the driver was read as after, and where two readings say the same.
+    before the driver was read as after, and where two readings agree.
 
     Args:
         watcher: finds the processes; used by nobody else.
@@ -154,7 +154,7 @@ class BesideWatch:
         try:
             while not self.look() and not self._over.wait(_EVERY_S if self._readings else _IDLE_S):
                 pass
-        except Exception as error:  # noqa: BLE001  said; what trains goes on
+        except Exception as error:  # noqa: BLE001  said; what trains continues
             self._say(own_error(error))
 
     def look(self) -> bool:

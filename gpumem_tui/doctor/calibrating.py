@@ -1,4 +1,4 @@
-"""Measures what a process takes of a GPU beside PyTorch's allocator: in a child that does one thing after the other."""
+"""Measures, stage by stage in a child process, what CUDA takes of a GPU outside PyTorch's allocator."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ class _Reached(msgspec.Struct):
 
 
 _PATIENCE_S = 120.0
-"""A child that says nothing for so long is ended: CUDA's first call takes seconds, and with all kernels some more."""
+"""A child that gives nothing for so long is ended: CUDA's first call takes seconds, and with all kernels some more."""
 
 
 class NotCalibrated(Exception):
-    """A GPU that cannot be measured now: one line that says why and what to do."""
+    """A GPU that cannot be measured now: one line that gives the reason and what to do."""
 
 
 def calibrate(gpu: RealGpu, driver: str, python: str, say: Callable[[str], None]) -> Calibration:
@@ -100,7 +100,7 @@ def calibrate(gpu: RealGpu, driver: str, python: str, say: Callable[[str], None]
             say(f"{reached.stage} not measured: {reached.error.splitlines()[0]}")
             continue
         stages[reached.stage] = beside_bytes
-        say(f"{reached.stage}: {beside_bytes / (1 << 20):,.0f} MiB beside the allocator")
+        say(f"{reached.stage}: {beside_bytes / (1 << 20):,.0f} MiB outside the allocator")
     eager = [beside_bytes for _, beside_bytes in _stages(gpu, python, "some", {"CUDA_MODULE_LOADING": "EAGER"})]
     if eager:
         say(f"all kernels loaded at the start: {max(eager) / (1 << 20):,.0f} MiB")
@@ -118,10 +118,10 @@ def calibrate(gpu: RealGpu, driver: str, python: str, say: Callable[[str], None]
 
 
 def _stages(gpu: RealGpu, python: str, which: str, environment: dict[str, str]) -> Iterator[tuple[_Reached, int]]:
-    """Yield what the child says at each stage, with the bytes that are used beside its allocator then.
+    """Yield what the child reports at each stage, with the bytes that are used outside its allocator then.
 
     Raises:
-        NotCalibrated: it fails before the first stage ends, or says nothing for long.
+        NotCalibrated: it fails before the first stage ends, or gives nothing for long.
     """
     seen = {"CUDA_VISIBLE_DEVICES": gpu.uuid, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_MODULE_LOADING": "LAZY"}
     try:
@@ -151,7 +151,7 @@ def _stages(gpu: RealGpu, python: str, which: str, environment: dict[str, str]) 
 
 @contextmanager
 def _ended(child: subprocess.Popen[str]) -> Iterator[None]:
-    """End a child that is silent for long, and at the end of the block whatever is left of it."""
+    """End a child that is silent for long, and at the end of the block in any case."""
     from threading import Timer
 
     timer = Timer(_PATIENCE_S, child.kill)

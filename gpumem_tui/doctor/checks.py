@@ -1,6 +1,6 @@
-"""What works on this machine, what does not, and how to fix it.
+"""Checks what works on this machine and what does not, and names the fix.
 
-Every check says what it found in one line. Something that is missing but not needed here (a GPU on a laptop, a driver
+Every check shows what it found in one line. Something that is missing but not needed here (a GPU on a laptop, a driver
 for it) is skipped; something that is there and does not work has failed.
 """
 
@@ -41,7 +41,7 @@ _CAP_SYS_PTRACE = 19
 
 
 class _Torch(msgspec.Struct):
-    """The torch of an interpreter, as `_TORCH_CODE` prints it; `error`: why there is none."""
+    """The torch of an interpreter, as `_TORCH_CODE` prints it; `error`: why it is missing."""
 
     python: str = ""
     torch: str = ""
@@ -149,7 +149,7 @@ def driver_check(system: System, snapshot: Snapshot | None) -> Check:
 
 
 def other_drivers_checks(snapshot: Snapshot) -> Iterator[Check]:
-    """Check the drivers of further vendors, beside that whose GPUs come first."""
+    """Check the drivers of further vendors, besides that whose GPUs come first."""
     for driver in snapshot.drivers:
         whose, runtime = of_brand(driver.vendor), driver.runtime_version
         if driver.vendor == vendor().brand:
@@ -183,7 +183,7 @@ def gpus_check(gpus: Sequence[GpuReading]) -> Check:
 
 
 def processes_check(gpus: Sequence[GpuReading]) -> Check:
-    """Check whether the driver says how much of a GPU's memory each process holds."""
+    """Check whether the driver shows how much of a GPU's memory each process holds."""
     lists = {gpu.index: gpu.processes for gpu in gpus if gpu.state is DeviceState.OK}
     if not lists:
         return Check("processes", Status.SKIP, "no GPU answers")
@@ -207,7 +207,7 @@ def device_files_check(system: System) -> Check:
     pattern = re.compile("|".join(each.device_files for each in known()))
     files = [path for path in sorted((system.root / "dev").glob("*")) if pattern.fullmatch(path.name)]
     if not files:
-        return Check("device files", Status.SKIP, "there are none in /dev")
+        return Check("device files", Status.SKIP, "no GPU device files in /dev")
     closed = [str(path.name) for path in files if not os.access(path, os.R_OK | os.W_OK)]
     if closed:
         place = f"/dev/{re.sub('[0-9]*$', '', closed[0])}"

@@ -1,13 +1,13 @@
-"""What forward keeps for backward, what backward makes of it, the output head and the loss, and the batch itself.
+"""Values that forward keeps for backward, gradients that backward makes, the output head and loss, and the batch.
 
 Transformer blocks are counted tensor by tensor after Korthikanti et al. 2022. For a GPT block in 16-bit with ffn = 4h
 and dropout the tensors sum to S·b·h·(34 + 5·a·S/h) bytes. The same accounting carries over to blocks the paper does not
 treat (SwiGLU, grouped keys, no dropout); it then is an adaptation.
 
 The head is absent from the textbook's activations, and often the peak of a step. The training loop holds the logits to
-the end of the step. While the loss is computed there are beside them an fp32 copy of 16-bit logits and the log-softmax;
-when cross-entropy's backward has just run, the log-softmax that it reads and the two gradients, of the log-softmax and
-of the logits, that it makes.
+the end of the step. While the loss is computed there are next to them an fp32 copy of 16-bit logits and the
+log-softmax; when cross-entropy's backward has just run, the log-softmax that it reads and the two gradients, of the
+log-softmax and of the logits, that it makes.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _SCORES_AT_ONCE = 2
 _GATED_VALUES, _PLAIN_VALUES = 3, 2
 """Values of the feed-forward's width at once: SiLU of the gate, up and product; what GELU reads and makes."""
 _MAPS, _MAPS_WITH_SHORTCUT = 2, 3
-"""Maps of a residual block at once beside its input: what a normalization reads and makes; the branch's, too."""
+"""Maps of a residual block at once next to its input: what a normalization reads and makes; the branch's, too."""
 _GRADIENTS, _GRADIENTS_OF_PARTS = 2, 3
-"""Of the loss. Of a vocabulary that is cut: the targets' share, the softmax, and their sum
+"""Copies of the logits in the loss. For a vocabulary that is cut: the targets' share, the softmax, and their sum
 (torch.distributed.tensor.parallel, loss.py, `_nll_loss_and_log_softmax_backward`)."""
 
 
@@ -81,7 +81,7 @@ def _transformer_rows(r: Resolved, batch_size: int) -> list[FormulaRow]:
     outside = [_outside_row(r, batch_size)] if shape.has_head else []
     if not shape.layers:
         return outside
-    # What offloaded blocks keep lies in host memory, but for the block that runs and the one on its way.
+    # Offloaded blocks keep their values in host memory, but for the block that runs and the one on its way.
     blocks = min(shape.layers, OFFLOADED_BLOCKS) if "offload-activations" in r.extras else shape.layers
     kept = [*block_rows(r, batch_size, blocks), *outside]
     return [*kept, *_first_block_rows(r, batch_size), _gradients_row(r, batch_size)]
@@ -116,7 +116,7 @@ def _first_block_rows(r: Resolved, batch_size: int) -> list[FormulaRow]:
 def _gradients_row(r: Resolved, batch_size: int) -> FormulaRow:
     """Return the gradients of activations that one block's backward holds at most, in its feed-forward.
 
-    Of the residual sum and of what went into it, and of the inner values: SwiGLU's gate, up and product, whose own
+    They are of the residual sum and its operands, and of the inner values: SwiGLU's gate, up and product, whose own
     operand is free by then; GELU's output alone, whose operand is what its own gradient replaces.
     """
     shape = r.shape
@@ -130,7 +130,7 @@ def _gradients_row(r: Resolved, batch_size: int) -> FormulaRow:
     if shape.sinks:
         values = FP32_BYTES if r.is_autocast else r.width
         inner = max(inner, _SCORES_AT_ONCE * shape.heads * shape.tokens * values)
-        note = "of the scores, two of them at once beside the softmax, or of what the experts made"
+        note = "of the scores, two of them at once next to the softmax, or of what the experts made"
     factors = (batch_size, shape.tokens, shape.hidden * sums + inner)
     return row("gradients inside a block", *factors, at=IN_A_BLOCK, note=note)
 
@@ -288,7 +288,7 @@ def _frozen_block_rows(r: Resolved, batch_size: int) -> list[FormulaRow]:
     if shape.record.has_batch_norm:
         sample_bytes = _frozen_maps(r) * r.width
     elif shape.record.has_attention:
-        # What came into the block, the sum after attention, that normalized (BERT normalizes the sum itself), cast.
+        # The block's input, the sum after attention, that normalized (BERT normalizes the sum itself), cast.
         sums = (2 if shape.record.normalizes_sums else 3) * r.residual + (r.width if r.is_autocast else 0)
         sample_bytes = shape.tokens * (shape.hidden * sums + _frozen_inner(r) * r.width)
     else:

@@ -1,4 +1,4 @@
-"""What one transformer block saves for backward, in bytes a token: Korthikanti et al. 2022, PyTorch's autograd."""
+"""Bytes a token that one transformer block saves for backward: Korthikanti et al. 2022, PyTorch's autograd."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class BlockBytes:
         feed_forward: the inputs of its matrix products and of its activation function; of a block with experts 0.
         normalization: the inputs of both normalizations.
         residual: what the residual stream takes beyond that where it is wider than what is computed in, and what an
-            RMSNorm written out keeps in fp32 beside its input.
+            RMSNorm written out keeps in fp32 next to its input.
         casts: under autocast, further 16-bit copies of one input, a projection each.
         repeated: grouped keys and values, repeated for every query head.
         masks: the dropout masks after attention and feed-forward.
         scores: what unfused attention saves per head and per position attended to; fused kernels save none.
         logsumexp: what fused attention saves per head instead.
-        adapters: what `adapters.kept_by_adapters` says.
+        adapters: what `adapters.kept_by_adapters` returns.
         narrow: what the normalizations of queries and keys, or of what they are made of, keep.
         experts: what router, active experts and shared ones keep; of a block with one feed-forward network 0.
     """
@@ -82,7 +82,7 @@ def block_bytes(r: Resolved, *, is_dense: bool = True) -> BlockBytes:
 def projection_inputs(r: Resolved) -> int:
     """Count the tensors as wide as the residual stream that a block's projections keep as their inputs.
 
-    Those of two halves, and autocast's further copies.
+    They are the inputs of two halves, and autocast's further copies.
     """
     return 2 + (_casts(r.shape, is_dense=r.shape.experts is None) if r.is_autocast else 0)
 
@@ -118,7 +118,7 @@ def _scores(r: Resolved) -> int:
 def _latent(shape: ModelShape, latent: LatentAttention) -> int:
     """Count the input, what the queries and what keys and values are made of, these, and attention's output.
 
-    Values lie where the projection put them beside the first part of the keys, which are put together elsewhere.
+    Values lie where the projection put them next to the first part of the keys, which are put together elsewhere.
     """
     projected = shape.attention_width - latent.rope_width + latent.value_width
     of_heads = 2 * shape.attention_width + projected + latent.value_width
@@ -138,7 +138,7 @@ def _narrow(r: Resolved) -> int:
 def _experts(r: Resolved, experts: Experts) -> int:
     """Count router, routed and shared experts. The routed ones run in the dtype of their weights, autocast or not.
 
-    Of a token and each of its experts: what goes in, gate, SiLU of the gate, up, their product, what comes out, and
+    For a token and each of its experts: the input, gate, SiLU of the gate, up, their product, the output, and
     four numbers of rows. gpt-oss keeps the clamped gate and up and a sigmoid as well.
     """
     shape, recipe, width = r.shape, r.recipe, r.width
@@ -162,7 +162,7 @@ def _experts(r: Resolved, experts: Experts) -> int:
 
 
 def expert_gradients(r: Resolved, experts: Experts) -> int:
-    """Return bytes a token beside what is kept, at most.
+    """Return bytes a token next to what is kept, at most.
 
     Three tensors as large as what the experts made, as backward begins with them; or the gradients of gate and up and
     these together, when what they made is free.
@@ -185,7 +185,7 @@ def _adapted(r: Resolved) -> frozenset[str] | None:
 def _unkept_by_attention(r: Resolved) -> int:
     """Count the values per token that attention need not keep where weights are frozen.
 
-    The input of its output projection stays all the same where fused attention keeps it as its output.
+    The input of its output projection stays anyway where fused attention keeps it as its output.
     """
     shape, at, narrow = r.shape, _adapted(r), 0
     if at is None:

@@ -13,7 +13,7 @@ _ADAPTERS_UNCUT = "under adapters a network is counted uncut, with --sharding no
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Raise ShapeError where a recipe's parts about adapters do not go together, whatever the network."""
+    """Raise ShapeError where a recipe's parts about adapters do not go together, regardless of the network."""
     if recipe.has_adapters:
         if recipe.has_frozen_layers:
             raise ShapeError("--freeze", "adapters freeze every weight already; take --adapter none")
@@ -53,7 +53,7 @@ def freeze_fault(shape: ModelShape, recipe: Recipe) -> str | None:
 
 
 def counts_blocks(freeze: str) -> bool:
-    """Return whether it says a number of blocks, from 1 on."""
+    """Return whether it states a number of blocks, from 1 on."""
     return freeze.isdecimal() and int(freeze) > 0
 
 

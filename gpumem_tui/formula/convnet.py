@@ -58,7 +58,7 @@ class ConvBlock:
 
     @property
     def kept_values(self) -> int:
-        """Values of one image that the block keeps beside its input."""
+        """Values of one image that the block keeps next to its input."""
         return self.convolution_values + self.activated_values
 
 

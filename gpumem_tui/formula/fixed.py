@@ -1,10 +1,10 @@
-"""What does not depend on the batch: weights, gradients, optimizer state, their copies, and what engines keep of them.
+"""Memory independent of the batch: weights, gradients, optimizer state, their copies, and engines' buffers of them.
 
 FSDP2 (torch.distributed.fsdp, `_fsdp_collectives.py`) with a MixedPrecisionPolicy: sharded weights, gradients and state
 in fp32; the weights are gathered in 16 bits, and gradients made in 16 bits are reduced in fp32.
 
 DeepSpeed's ZeRO (`deepspeed/runtime/zero/stage_1_and_2.py`, `stage3.py` and `config.py`, August 2026, with its
-defaults): weights and gradients in 16 bits, an fp32 copy of this GPU's weights beside Adam's moments, this GPU's
+defaults): weights and gradients in 16 bits, an fp32 copy of this GPU's weights next to Adam's moments, this GPU's
 gradients in fp32 for the update, and a bucket of 5·10^8 gradients on their way.
 
 The stages of ZeRO: Rajbhandari et al. 2020.
@@ -127,9 +127,9 @@ def _exchange_rows(r: Resolved, whole_bytes: int) -> Iterator[FormulaRow]:
 
 
 def _flat_rows(r: Resolved, blocks: int, each: int) -> Iterator[FormulaRow]:
-    """Yield gradients on their way under FSDP2 beside the weights of two blocks, and in one piece what is sent.
+    """Yield gradients on their way under FSDP2 next to the weights of two blocks, and in one piece what is sent.
 
-    In the last block of `blocks` blocks; as backward ends of what lies outside of them, where that is more.
+    In the last block of `blocks` blocks; as backward ends of what is outside of them, where that is more.
     """
     block, outside = r.counts.block, _outside(r)
     yield row("gradients being reduced", blocks, block, each, at=LAST_BLOCK)
@@ -188,14 +188,14 @@ def _parameter_rows(r: Resolved) -> list[FormulaRow]:
     if recipe.has_frozen_layers:
         return [*rows, row("trained parameters", *factors, source=source, note=recipe.freeze_words)]
     source = "Liu et al. 2024 (DoRA); PEFT, tuners/lora/dora.py" if recipe.adapter == "dora" else ""
-    note = f"rank {recipe.lora_rank} beside {recipe.lora_targets}"
+    note = f"rank {recipe.lora_rank} on {recipe.lora_targets}"
     return [*rows, row("adapters", *factors, source=source, note=note)]
 
 
 def _working_copies(r: Resolved) -> list[FormulaRow]:
     """Return the 16-bit weights that autocast makes: cached until the loss is computed, kept by what backward reads.
 
-    What backward does not read is temporary, as in a trace (`step.buckets`): forward releases what it made.
+    Values that backward does not read are temporary, as in a trace (`step.buckets`): forward releases what it made.
     """
     each, source, full = r.precision.working_copy_bytes, r.precision.source, r.recipe.recompute == "full"
     if not each:
@@ -241,10 +241,10 @@ def state_factors(record: OptimizerRecord, tensors: Sequence[ParameterTensor], e
 
 
 def _state_row(r: Resolved, each: int) -> FormulaRow:
-    """Return the optimizer's state, unsharded; offloaded it lies in host memory, and the update runs there."""
+    """Return the optimizer's state, unsharded; offloaded it is in host memory, and the update runs there."""
     record = r.optimizer
     if "offload-optimizer" in r.extras:
-        note = f"{r.recipe.optimizer}'s state lies in host memory; gradients stay on the GPU until the update"
+        note = f"{r.recipe.optimizer}'s state is in host memory; gradients stay on the GPU until the update"
         return row("optimizer state", 0, source="Ren et al. 2021", note=note)
     factors = state_factors(record, r.weights.trained, each)
     return row("optimizer state", *factors, source=record.source, note=record.note)
@@ -301,7 +301,7 @@ def _muon_bytes(tensor: ParameterTensor, each: int) -> int:
 KEPT: Mapping[str, Callable[[ParameterTensor, int], int]] = MappingProxyType(
     {"row-and-column-sums": _factored_bytes, "in-8-bits": _eight_bit_bytes, "muon": _muon_bytes}
 )
-"""What is kept of a weight by the optimizers that do not keep whole values for each parameter."""
+"""State of a weight under optimizers that do not keep whole values for each parameter."""
 
 
 def _muon_scratch_bytes(tensors: Sequence[ParameterTensor], each: int) -> int:

@@ -1,4 +1,4 @@
-"""What training over more GPUs costs: the bytes that each GPU sends, over the slowest link on their way.
+"""The time that several GPUs lose on each other: the bytes that each sends, over the slowest link on their way.
 
 Gradients are summed in a ring, which sends 2(n − 1)/n of them from each of n GPUs (Patarasuk & Yuan 2009), at the
 links' full rate: a lower bound of the time. ZeRO 1 and 2 send as much, ZeRO 3 half as much again (Rajbhandari et al.
@@ -20,7 +20,7 @@ from gpumem_tui.memory import Unknown
 GPUS_OF_A_NODE = 8
 _PAIR = 2
 _BACKWARD_SHARE = 2 / 3
-"""Of a pass: backward has two products for one of forward."""
+"""The share of a pass: backward has two products for one of forward."""
 _GIGA = 1e9
 BRIDGED = ("rtx-2080-ti", "titan-rtx", "rtx-3090", "rtx-a5000", "rtx-a6000", "a40", "a30", "h100-nvl")
 """Cards whose NVLink is a bridge between two; the others' reaches every GPU of a node."""

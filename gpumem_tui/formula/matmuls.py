@@ -29,7 +29,7 @@ class Matmul:
         times: how often one after the other, once a layer.
         heads: so many of them at once for each sample, as in attention; 0 for a product with a weight, whose rows are
             those of all samples.
-        window: in how many rows each input value stands: the kernel's area, for a convolution.
+        window: in how many rows each input value is: the kernel's area, for a convolution.
         matrices: over so many weights of that size the rows are spread, as over experts.
         backward: products that backward makes of it: the gradients of its input and of its weight; a frozen weight
             has none, and below all that is trained nothing has.

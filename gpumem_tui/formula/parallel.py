@@ -1,7 +1,7 @@
 """The network cut over GPUs: tensor, sequence, context, expert and pipeline parallel, in closed form.
 
 Tensor parallel cuts every block's matrices, by heads and by the feed-forward's width, and the vocabulary (Shoeybi et
-al. 2019, Megatron-LM); what lies between them is whole on every GPU, unless sequence parallel cuts that as well: a
+al. 2019, Megatron-LM); what is between them is whole on every GPU, unless sequence parallel cuts that as well: a
 block's activations then are 1/t (Korthikanti et al. 2022, table 2), but for what PyTorch keeps gathered. Context
 parallel cuts the sequence everywhere; keys and values go round (Liu et al. 2023). Expert parallel spreads a block's
 experts over GPUs that hold all else alike, and tokens are sent to their experts and back (Lepikhin et al. 2020).

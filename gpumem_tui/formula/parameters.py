@@ -50,7 +50,7 @@ def parameter_tensors(shape: ModelShape) -> tuple[ParameterTensor, ...]:
     """Return every weight tensor of the network, equal ones grouped.
 
     Raises:
-        LackingFamily: nothing says which weights its family has.
+        LackingFamily: nothing shows which weights its family has.
     """
     if shape.family not in TENSORS:
         raise LackingFamily(shape.family, "weights", "formula/parameters.py")

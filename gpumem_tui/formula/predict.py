@@ -29,7 +29,7 @@ class FormulaPrediction:
     Attributes:
         rows: its terms at the moment when they are highest together, in the ledger's order of buckets.
         moment: that moment.
-        cache_bytes: what the allocator must be able to hold beside them, for pieces that nothing fits into.
+        cache_bytes: what the allocator must be able to hold next to them, for pieces that nothing fits into.
         assumptions: what the whole answer takes for granted, one sentence each.
         terms: those of every moment.
     """
@@ -145,7 +145,7 @@ class MomentBytes:
         return self if self.beyond is None or batch_size < self.beyond[0] else self.beyond[1].at(batch_size)
 
     def growing_as(self, other: MomentBytes) -> MomentBytes:
-        """Return what this takes whatever the batch, with samples as large as in `other`, which may end pieces."""
+        """Return what this takes regardless of the batch, with samples as large as in `other`, which may end pieces."""
         if self.beyond is None or other.beyond is None:
             return MomentBytes(self.fixed_bytes, other.sample_bytes)
         return self.growing_by(other.sample_bytes - self.sample_bytes)
@@ -214,7 +214,7 @@ def _by_batch(r: Resolved, fixed: int, growing: int, piece: int, rows: list[Form
         fixed, growing: bytes of the rows at that moment, and what a sample adds. `piece`: of a sample's logits in fp32.
         rows: of every moment, for one sample.
 
-    What splits a block of logits are the optimizer's state and the inputs of the last blocks that are kept, where these
+    A block of logits is split by the optimizer's state and the inputs of the last blocks that are kept, where these
     do not fit into smaller segments, which forward made for the values of one feed-forward network. The state does not
     grow, segments do. So where it is larger than a block of logits, blocks are split; then one is, of which the state
     takes the less the larger the batch; and from some batch size on none, as all that is kept has room elsewhere. Where
@@ -314,7 +314,7 @@ def largest_obstacle(prediction: FormulaPrediction, capacity_bytes: int, capacit
     return f"{what}: {needs} {capacity} {format_bytes(capacity_bytes)}"
 
 
-# What the allocator holds beside the tensors: free pieces of its segments that nothing asked for fits into.
+# Memory of the allocator besides tensors: free pieces of its segments that no request fits into.
 #
 # PyTorch's allocator gives a request the smallest cached block that is large enough and splits it (`get_free_block` in
 # c10/cuda/CUDACachingAllocator.cpp). Where memory is short it gives whole free segments back, but a segment of which a
@@ -322,14 +322,15 @@ def largest_obstacle(prediction: FormulaPrediction, capacity_bytes: int, capacit
 # models came to, on twelve GPUs: `python -m tests.published.formula_vs_trace`.
 
 _SHARE = 0.055
-"""Of what is reserved, that lies in such pieces at the largest batch."""
+"""The share of the reserved bytes that is in such pieces at the largest batch."""
 
 _OF_FIXED, _OF_GROWING, _OF_UPDATE, _OF_SHORT_SEQUENCES = 0.05, 0.03, 0.02, 0.065
-"""The same with full recompute: of a language model, beside what `_by_batch` says, as weights are updated, and of what
+"""The share with full recompute: of a language model, besides `_by_batch`, as weights are updated, and of what
 grows of other networks under autocast, which is the most of ViTs with 50 tokens."""
 
 _SPILT_STATE = 0.78
-"""Of an optimizer's state, that lies in blocks of logits with full recompute, less what has `_ROOM` elsewhere."""
+"""The share of an optimizer's state that is in blocks of logits with full recompute, less what has `_ROOM`
+elsewhere."""
 
 _ROOM = {"plain": 1.45, "gated": 1.53, "autocast": 1.8}
 """Times the feed-forward's values: what is free for the state in smaller segments."""
@@ -338,7 +339,7 @@ _PIECES, _BLOCKS_OF_STATE = 1.1, 1.15
 """Blocks of logits in pieces where the state is larger than so many of them."""
 
 _BESIDE_EACH_OTHER, _BETWEEN, _OF_A_BLOCK = ("optimizer state", "gradients"), 0.75, 0.75
-"""Of the gradients, that lie between their state (the others are in blocks of logits), and of a block's values, whose
+"""The share of gradients between their state (the others are in blocks of logits), and of a block's values, whose
 segments the state splits."""
 
 _SHORT_PATH = 2
@@ -346,12 +347,12 @@ _SHORT_PATH = 2
 
 
 def _pieces_bytes(r: Resolved, moment: Moment) -> int:
-    """Return what lies in pieces because of a sample.
+    """Return what is in pieces because of a sample.
 
-    Of a language model one fp32 block of its logits: the next step's forward finds the blocks that the last loss had,
-    splits them for its small tensors, and when the loss asks for them again one of them is in pieces (with full
-    recompute as `_by_batch` has it). Of a recomputed ResNet the maps of its largest block, which forward frees between
-    the ones that it keeps. Of recomputed experts what they made.
+    A language model has one fp32 block of its logits in pieces: the next step's forward finds the blocks that the last
+    loss had, splits them for its small tensors, and when the loss asks for them again one of them is in pieces (with
+    full recompute as `_by_batch` has it). A recomputed ResNet has the maps of its largest block, which forward frees
+    between the ones that it keeps. Recomputed experts have their outputs.
     """
     shape, full = r.shape, r.recipe.recompute == "full"
     if moment is Moment.UPDATE:
@@ -448,7 +449,7 @@ def _parallel_assumptions(recipe: Recipe) -> list[str]:
         assumed.append("Tensor parallel cuts blocks and vocabulary (Shoeybi et al. 2019), as PyTorch's DTensor does.")
     if recipe.pipeline_parallel > 1:
         assumed.append(
-            "Of the pipeline, the fuller of the first and the last stage is shown; the batch is one micro-batch."
+            "The figures are of the fuller pipeline stage, the first or the last; the batch is one micro-batch."
         )
     if recipe.expert_parallel > 1:
         assumed.append("Expert parallel: each GPU holds a share of the experts and gets as many tokens as it sends.")

@@ -32,7 +32,7 @@ RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 SHARDING_ALIASES: Mapping[str, Sharding] = MappingProxyType({"fsdp2-autocast": "zero3"})
-"""Other names of the same, as they may be typed."""
+"""Further names that may be typed."""
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 ADAPTERS: tuple[Adapter, ...] = get_args(Adapter)
 ADAPTER_DTYPES: tuple[AdapterDtype, ...] = get_args(AdapterDtype)
@@ -50,7 +50,7 @@ ALL_LINEAR = "all-linear"
 """Adapters at every linear layer but the output head, as PEFT calls it."""
 
 NOTHING_FROZEN, ALL_BUT_HEAD = "none", "all-but-head"
-"""What `Recipe.freeze` says besides a number of blocks."""
+"""The value of `Recipe.freeze` that is no number of blocks."""
 
 DEFAULT_LORA_RANK = 8
 """PEFT's own (LoraConfig.r)."""
@@ -68,7 +68,7 @@ class Recipe:
         sharding: ZeRO stage over the GPUs that hold the same part: optimizer state, + gradients, + parameters; by name
             of who does it, see `sharding.SHARDING_RECORDS`.
         gpus: all GPUs of the job.
-        tensor_parallel: GPUs over which every block's matrices are cut; `sequence_parallel`: and what lies between.
+        tensor_parallel: GPUs over which every block's matrices are cut; `sequence_parallel`: also cut what is between.
         context_parallel: GPUs over which each sequence is cut.
         expert_parallel: GPUs over which a block's experts are spread, of those that hold the same part of the network:
             each has samples of its own, and sends tokens to the GPUs that hold their experts.
@@ -77,8 +77,8 @@ class Recipe:
             when interleaved.
         freeze: which weights have no gradient: `NOTHING_FROZEN`, the first so many blocks (in digits) and all that
             comes before them, or `ALL_BUT_HEAD`: all but the last layer.
-        adapter: what is trained: every weight, or low-rank matrices beside frozen weights (LoRA), whose sum is scaled
-            by a trained magnitude of each row (DoRA).
+        adapter: what is trained: every weight, or low-rank matrices on top of frozen weights (LoRA), whose sum is
+            scaled by a trained magnitude of each row (DoRA).
         adapter_dtype: what adapters are kept in: as `precision` keeps weights, or fp32 (PEFT's default).
         lora_rank: their inner width. `lora_targets`: the linear layers that have them, by name with commas between, or
             `ALL_LINEAR`.

@@ -1,4 +1,4 @@
-"""What is known of each optimizer, precision, way of sharding and format of frozen weights: tables of the catalog.
+"""Facts about each optimizer, precision, way of sharding and format of frozen weights: tables of the catalog.
 
 Standard library only: the child that trains reads the same records. Another entry is its name in `recipe` and a table;
 that both agree is a test.
@@ -18,7 +18,7 @@ BF16_SINCE = (8, 0)
 """The first compute capability with bfloat16 arithmetic."""
 
 MASK_BYTES = 1
-"""Bytes per element of a dropout mask: PyTorch keeps it as bool, whatever the precision."""
+"""Bytes per element of a dropout mask: PyTorch keeps it as bool, regardless of the precision."""
 
 LOSS_BYTES = 4
 """Bytes per value inside the loss: autocast runs log-softmax and cross-entropy in fp32, and recipes in pure
@@ -33,12 +33,12 @@ ZERO3 = 3
 
 @dataclass(frozen=True, slots=True)
 class OptimizerRecord:
-    """What an optimizer keeps and makes, as `catalog/optimizers.toml` has it.
+    """An optimizer's state and temporaries, as `catalog/optimizers.toml` has it.
 
     Attributes:
         states: values that it keeps per parameter; None for what `kept` counts instead.
         kept: how the values are counted that are no whole number per parameter (`fixed.KEPT`).
-        keeps: the same in a few words, for a choice; `note`: in more, for the ledger; `source`: of both.
+        keeps: this in a few words, for a choice; `note`: in more, for the ledger; `source`: of both.
         counted_as, per_parameter: what the help of the optimizer's state calls it, and what it keeps per parameter;
             empty for an optimizer that keeps what another does.
         class_names: of the classes that are this optimizer in a running program, torch's own first. One
@@ -77,7 +77,7 @@ class OptimizerRecord:
 
 @dataclass(frozen=True, slots=True)
 class PrecisionRecord:
-    """What a precision keeps in which dtype, as `catalog/precisions.toml` has it.
+    """The dtypes in which a precision keeps its tensors, as `catalog/precisions.toml` has it.
 
     Attributes:
         weights: the dtype of weights, gradients and optimizer state, by torch's name.
@@ -86,7 +86,7 @@ class PrecisionRecord:
         keeps: what is kept in which format, in a few words.
         advice: what to know before taking it.
         parameter_bytes, gradient_bytes, state_bytes: per weight, gradient and optimizer value.
-        working_copy_bytes: per weight, of the 16-bit copies that live beside fp32 weights; 0 for none.
+        working_copy_bytes: per weight, of the 16-bit copies that live next to fp32 weights; 0 for none.
         compute_bytes: per activation.
         note: what the gradients and weights are kept in, for the reader.
     """
@@ -123,7 +123,7 @@ class ShardingRecord:
         stage: of ZeRO: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too.
         title: for the reader; `keeps`: in a few words, for a choice; `source`: of both.
         own_precision: in mixed precision the network itself runs in 16 bits, instead of under `torch.autocast`.
-        keeps_masters: fp32 copies of the weights beside those that the network runs with.
+        keeps_masters: fp32 copies of the weights besides those that the network runs with.
         by_fsdp: FSDP shards the parameters that the optimizer updates.
     """
 

@@ -1,4 +1,4 @@
-"""What would make a larger batch fit, computed on this very model, and what each remedy costs."""
+"""Remedies that make a larger batch fit, computed for this very model, with the cost of each."""
 
 from __future__ import annotations
 

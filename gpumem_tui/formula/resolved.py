@@ -34,8 +34,8 @@ from gpumem_tui.formula.weights import (
 def fused(shape: ModelShape, recipe: Recipe) -> bool:
     """Return whether attention never writes its scores to memory.
 
-    True for ``auto``: PyTorch's own choice is such a kernel but where `as_run_on` says otherwise. False with attention
-    sinks, whatever the recipe says.
+    True for ``auto``: PyTorch's own choice is such a kernel unless `as_run_on` chose another. False with attention
+    sinks, regardless of the recipe.
     """
     return recipe.attention != "math" and not shape.sinks
 

@@ -1,10 +1,10 @@
 """How long a training step takes at least, from the arithmetic and the bytes it moves (Williams et al. 2009).
 
 Each matrix product takes the longer of its arithmetic at the rate that is assumed to be achieved, and of moving its
-matrices once. What fills only part of the GPU takes as long as what fills it: an output is cut into tiles of 128 × 128,
-one for each multiprocessor at a time (NVIDIA's guide to matrix multiplication), and a long sum into pieces that run
-beside each other (split-K, there too). The optimizer's update moves parameters, gradients and state once, whatever the
-batch.
+matrices once. A product that fills only part of the GPU takes as long as one that fills it: an output is cut into tiles
+of 128 × 128, one for each multiprocessor at a time (NVIDIA's guide to matrix multiplication), and a long sum into
+pieces that run side by side (split-K, there too). The optimizer's update moves parameters, gradients and state once,
+regardless of the batch.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _sum(
 ) -> float:
     """Sum over the products of forward and backward.
 
-    Of each, `seconds` of its operations, its parts that can run beside each other, and the elements of its three
+    Each has `seconds` of its operations, its parts that can run side by side, and the elements of its three
     matrices. Scores that a fused kernel keeps on the chip are not moved.
     """
     total = 0.0

@@ -13,7 +13,7 @@ from gpumem_tui.memory import Bucket
 
 
 class Moment(Enum):
-    """When in a step memory can be highest. The value says it in words.
+    """When in a step memory can be highest. The value is its phrase.
 
     In between memory moves evenly: backward frees one block's activations and makes its gradients, block by block.
     """
@@ -43,7 +43,7 @@ UPDATE: Moments = frozenset({Moment.UPDATE})
 ONE_BLOCK = ", one block while recomputed"
 """Suffix of the rows that only one block at a time needs."""
 WITHOUT_EXPERTS = ", blocks without experts"
-"""Suffix of the rows of a network's dense blocks beside those that have experts."""
+"""Suffix of the rows of a network's dense blocks besides those that have experts."""
 THE_FIRST_BLOCK = ", the first block's"
 """Suffix of the rows that are left as backward ends."""
 AS_BACKWARD_ENDS = ", as backward ends"
@@ -83,7 +83,7 @@ class FormulaRow:
 
 
 class RowWords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The words of a row, whatever its numbers: a table of rows.toml.
+    """The words of a row, regardless of its numbers: a table of rows.toml.
 
     Attributes:
         bucket: of the ledger; `grows`: with the batch.

@@ -37,15 +37,15 @@ ALLOCATOR = "allocator"
 HALF_LENGTH = "half-length"
 ADAPTERS = ("lora", "qlora")
 RECOMPUTES = {"selective-recompute", "full-recompute", "checkpointing"}
-"""Of models and of commands."""
+"""Techniques that recompute, for models and for commands."""
 TYPED = (*ADAPTERS, HALF_LENGTH)
-"""Changes that are said by a command's own line where they can be."""
+"""Changes that are written in a command's own line where they can be."""
 
 Axis = Literal[
     "weights", "precision", "recompute", "attention", "optimizer", "loss", "sample", "sharding", "state", "blocks",
     "weights-in-host", "batch", "command",
 ]  # fmt: skip
-"""What a technique is about: of one axis only one change can be made."""
+"""The subject of a technique: only one change per axis can be made."""
 
 COST_ORDER = (
     "no further GPUs, then the same samples (no shorter sequences), then no optimizer of another kind, then no host "
@@ -81,7 +81,7 @@ class Price:
 
     @property
     def is_last_resort(self) -> bool:
-        """Return whether it asks for what nobody gives up gladly, so that it is said with what it costs."""
+        """Return whether it asks for what nobody gives up gladly, so that its cost is shown with it."""
         return self > Price(frozen=1)
 
     def __add__(self, other: Price) -> Price:
@@ -94,7 +94,7 @@ class Technique:
 
     Attributes:
         key: names it in code and help.
-        name: as a reader knows it; `plain_name`: where nothing is known of what it would come to.
+        name: as a reader knows it; `plain_name`: where its result is unknown.
         cost: what it costs, in words; `source`: where that is from.
         price: the cost as a comparison sees it.
         arithmetic: what becomes of the formula's terms; `caveat`: what else to know. Empty where only commands have it.
@@ -102,7 +102,7 @@ class Technique:
         control: of a plan, those that have it, with spaces between.
         how: what to write in a program of one's own to have it; empty where a plan does not change a program so.
         is_remedy: whether a search that finds nothing proposes it; the others are left to the Plan.
-        words: what stands for a name in braces, by value.
+        words: what represents a name in braces, by value.
         given_option: as typed on the command line, where that is not what `recipe`, `shape` and `extra` say.
         shape, recipe, extra: what becomes different.
     """
@@ -153,8 +153,8 @@ class Technique:
 def is_advisable(chosen: Collection[Technique], offered: Collection[Technique]) -> bool:
     """Return whether changes are made together: LoRA's base is quantized, if it can be, before anything is recomputed.
 
-    As torchtune's tutorial tunes 7B ("Fine-Tuning Llama2 with QLoRA"). Of Llama-3-8B on 24 GB, LoRA with full recompute
-    leaves 0.5 GiB, and QLoRA with it 10.
+    As torchtune's tutorial tunes 7B ("Fine-Tuning Llama2 with QLoRA"). For Llama-3-8B on 24 GB, LoRA with full
+    recompute leaves 0.5 GiB, and QLoRA with it 10.
     """
     keys = {change.key for change in chosen}
     return not ("lora" in keys and keys & RECOMPUTES and any(change.key == "qlora" for change in offered))
@@ -171,7 +171,7 @@ class NotApplicable:
 
 _Row = dict[str, object]
 _AS_OF_THE_ROW = ("name", "cost", "source", "price")
-"""What a change to a command has of its technique where it says nothing else."""
+"""The fields that a change to a command takes from its technique unless it has its own."""
 
 
 @cache
@@ -221,7 +221,7 @@ def _lacks(key: str, reason: str, name: str = "") -> NotApplicable:
     return NotApplicable(key, name or technique.plain_name or technique.name, reason)
 
 
-# What applies to a model of the catalog
+# Techniques for a model of the catalog
 
 
 def changes(setup: Setup, gpu: Gpu | None = None) -> list[Technique | NotApplicable]:
@@ -416,7 +416,7 @@ def why_not(extra: Extra, shape: ModelShape, recipe: Recipe) -> str | None:
     return None
 
 
-# What is made to a user's command
+# Changes to a user's command
 
 
 def injected(gpu: Gpu, ranks: int) -> tuple[Technique, ...]:

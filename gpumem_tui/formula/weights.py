@@ -3,7 +3,7 @@
 `--freeze N` freezes what comes before the blocks and the first N of them, as `requires_grad_(False)` on these modules
 does. Autograd then keeps nothing in them and stops before them; a head that is tied to the embedding is frozen with it.
 
-LoRA (Hu et al. 2021) and QLoRA (Dettmers et al. 2023): beside a frozen matrix W [outputs, inputs] two are trained, A
+LoRA (Hu et al. 2021) and QLoRA (Dettmers et al. 2023): next to a frozen matrix W [outputs, inputs] two are trained, A
 [rank, inputs] and B [outputs, rank]; the layer computes W x + (alpha / rank) B A x. DoRA (Liu et al. 2024) scales each
 output by a trained magnitude over the norm of its row of W + (alpha / rank) B A, which every forward pass makes anew.
 Gradients and the optimizer's state exist for these only.
@@ -30,7 +30,7 @@ from gpumem_tui.formula.recipe import ALL_BUT_HEAD, ALL_LINEAR, NOTHING_FROZEN, 
 from gpumem_tui.formula.records import PRECISION_RECORDS, QUANTIZATION_RECORDS
 
 GATHERED_BLOCKS = 2
-"""Held whole under ZeRO-3 beside what lies outside the blocks: the one that runs and the one fetched ahead."""
+"""Held whole under ZeRO-3 next to what is outside the blocks: the one that runs and the one fetched ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def only_head(recipe: Recipe) -> bool:
 def tail(shape: ModelShape, recipe: Recipe) -> ModelShape:
     """Return what comes after the frozen blocks, as a network of its own.
 
-    Of a ResNet, whose blocks differ, all of it.
+    A ResNet is returned whole, because its blocks differ.
     """
     frozen = frozen_blocks(shape, recipe)
     if not recipe.has_frozen_layers or shape.record.has_batch_norm:
@@ -133,7 +133,7 @@ def linear_names(shape: ModelShape) -> tuple[str, ...]:
 
     Routers and experts are no linear layers in transformers 5, and PEFT's ``all-linear`` leaves them out.
 
-    Of a classifier PEFT trains the head as well (`modules_to_save`), which these forms do not count.
+    PEFT also trains a classifier's head (`modules_to_save`), which these forms do not count.
     """
     if not shape.record.predicts_tokens:
         return ()
@@ -214,8 +214,9 @@ def copies_inputs(recipe: Recipe) -> bool:
 def kept_by_adapters(shape: ModelShape, recipe: Recipe) -> int:
     """Return the bytes a token that the adapters of one block keep for backward.
 
-    What lies between the two matrices; a wider copy of the input where adapters are wider than the step, one for each
-    (PEFT's `cast_input_dtype`); and with magnitudes what base and adapter made, each to be scaled. A bias is taken off
+    That is the value between the two matrices; a wider copy of the input where adapters are wider than the step, one
+    for each (PEFT's `cast_input_dtype`); and with magnitudes what base and adapter made, each to be scaled. A bias is
+    taken off
     what the base made, which has its width then: fp32 under autocast (peft/tuners/lora/dora.py, DoraLinearLayer).
     """
     storage, weight = PRECISION_RECORDS[recipe.precision], adapter_width(recipe)
@@ -264,7 +265,7 @@ def counted(shape: ModelShape, recipe: Recipe, *, copies: bool, gathers: bool) -
 
     Args:
         shape: the network, or a GPU's part of it.
-        recipe: says which of them are trained.
+        recipe: shows which of them are trained.
         copies: autocast copies weights.
         gathers: a GPU holds a part of the weights, and gathers what it needs.
     """
@@ -287,8 +288,8 @@ def counted(shape: ModelShape, recipe: Recipe, *, copies: bool, gathers: bool) -
 def gathered_parameters(shape: ModelShape) -> int:
     """Return the most parameters that a GPU holds whole at once under ZeRO-3, as FSDP2 shards by block.
 
-    What lies outside the blocks stays gathered while the blocks run; of those there are the one that runs and the one
-    fetched ahead.
+    Weights outside the blocks stay gathered while the blocks run; two blocks are gathered: the one that runs and the
+    one fetched ahead.
     """
     if shape.record.has_batch_norm:
         blocks = sorted((_block_parameters(block) for block in convnet.resnet(shape).blocks), reverse=True)
@@ -299,7 +300,7 @@ def gathered_parameters(shape: ModelShape) -> int:
 def with_largest_blocks(shape: ModelShape, blocks: int) -> ModelShape:
     """Return the network with no more than so many of its blocks, the largest.
 
-    Those that have experts, where some do.
+    Blocks with experts count as larger.
     """
     blocks = min(blocks, shape.layers)
     if shape.experts is None:
@@ -350,8 +351,8 @@ def trained_parameters(shape: ModelShape, recipe: Recipe) -> int:
 def _copied(shape: ModelShape, recipe: Recipe) -> tuple[int, int]:
     """Return values that autocast copies in 16 bits: of the network, and of one block, the largest.
 
-    Embeddings are looked up, and grouped products of experts run, in the dtype of the weights. Of frozen layers those
-    copies stay that backward needs: a tied head's.
+    Embeddings are looked up, and grouped products of experts run, in the dtype of the weights. Frozen layers keep
+    the copies that backward needs: a tied head's.
     """
 
     def copied(part: ModelShape) -> int:

@@ -29,7 +29,7 @@ _AT_LIMIT_S = 10.0
 """A process that runs out of memory may free some before it ends: the limit may have been this long ago."""
 _FILLING_S = 30.0
 """A process that runs out of memory mostly ends within this time of first reaching the limit. One that lived on there
-had what it needed: that it ends says nothing."""
+had what it needed: its end is no news."""
 _LATELY_S = 30.0
 """An end for want of memory is an alert if it was no longer ago than this when it was first seen."""
 _NOTABLE_PERCENT = 5.0  # a process that held less of the device than this did not fill it
@@ -57,7 +57,7 @@ class Severity(Enum):
 class AlertKind(Enum):
     """The condition that an alert is about. The value is the key used in JSON.
 
-    Of one severity they stand in this order: why GPUs are lost, what just happened, what lasts.
+    Alerts of one severity come in this order: why GPUs are lost, what just happened, what lasts.
     """
 
     NO_DRIVER = "no_driver", "no GPU, or none of a vendor, can be watched: its driver does not start"
@@ -93,9 +93,9 @@ _HOLD_S = {
 _DELAY_S = {AlertKind.THROTTLED: 5.0}
 """How long a cause must last before it is an alert. Others begin at once."""
 _PATIENCE_S = 30.0
-"""How long an alert stands while its figure cannot be read."""
+"""How long an alert stays while its figure cannot be read."""
 _HARMLESS_THROTTLING = frozenset({"power cap", "sync boost"})
-"""What a GPU under full load does all day."""
+"""Normal for a GPU under full load."""
 
 Key = tuple[str, str, AlertKind]
 """GPU uuid, MIG instance uuid or empty, kind."""
@@ -229,7 +229,7 @@ class _Past:
 
 
 class Alerts:
-    """Follows the snapshots and says what is the matter now."""
+    """Follows the snapshots and shows what is the matter now."""
 
     def __init__(self, settings: Settings | None = None) -> None:
         self._settings = settings or Settings()
@@ -259,7 +259,7 @@ class Alerts:
         self._watched |= publishing
         found: dict[Key, _Finding] = {}
         unread: set[Key] = set()
-        # a driver that lacks its library is nothing beside another's: many a machine has an integrated GPU
+        # a driver that lacks its library is nothing next to another's: many a machine has an integrated GPU
         beside = (
             each.problem for each in snapshot.drivers if not each.problem.startswith(of_brand(each.vendor).not_loaded)
         )
@@ -286,7 +286,7 @@ class Alerts:
     def _second_gpus(self, snapshot: Snapshot) -> dict[Key, _Finding]:
         """Find ranks on GPUs of other ranks: of a job one alert, which stays on the GPU where it began.
 
-        Of two jobs on one GPU the one with more such ranks counts.
+        If two jobs share a GPU, the one with more such ranks counts.
         """
         found: dict[Key, _Finding] = {}
         for job in sorted(other_ranks(snapshot.gpus), key=lambda job: len(job[0].processes)):
@@ -368,7 +368,7 @@ class Alerts:
     ) -> Iterator[_Finding]:
         """Find processes that held a notable share and are gone right after they first met the limit.
 
-        It is a guess, which is not needed where a probe says how a process ended.
+        It is a guess, which is not needed where a probe shows how a process ended.
         """
         if past.time_s - past.full_s > _AT_LIMIT_S:
             return
@@ -424,7 +424,7 @@ class Alerts:
 def _of_probes(snapshot: Snapshot, probes: ProbeReport) -> Iterator[tuple[str, _Finding]]:
     """Yield the processes that lately ran out of memory, those that grow and those that stopped, with their GPU's uuid.
 
-    Of one GPU the last to run out comes last, and the one that fills it first.
+    On one GPU the last process to run out comes last, and the one that fills it first.
     """
     indices = {gpu.uuid: gpu.index for gpu in snapshot.gpus}
     lately = [end for end in probes.ended if snapshot.time_s - end.time_s <= _LATELY_S]

@@ -1,4 +1,4 @@
-"""What the Monitor asks of a vendor's library. A vendor is an implementation of `GpuBackend` and a `Vendor`.
+"""The interface of a vendor's library to the Monitor. A vendor is an implementation of `GpuBackend` and a `Vendor`.
 
 A plug-in offers its `Vendor` as an entry point of the group ``gpumem_tui.vendors``; every backend passes the tests of
 `tests/monitor/vendor_kit.py`. Each value is one, or an `Unknown` with the reason in a user's words. A `Fault` is for
@@ -36,7 +36,7 @@ class NoSuchGpu(Fault):
 
 
 class StartFault(Exception):
-    """The library does not start: why in a few words, and how to fix it (empty where the reason says so).
+    """The library does not start: why in a few words, and how to fix it (empty where the reason has it).
 
     Attributes:
         no_driver: this machine has no driver of this vendor: another vendor's is looked for.
@@ -169,7 +169,7 @@ class GpuBackend(Protocol):
         """Return the GPU that the driver has at an index.
 
         Raises:
-            NoSuchGpu: there is none.
+            NoSuchGpu: none exists.
             Fault: it does not answer.
         """
 

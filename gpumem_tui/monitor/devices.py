@@ -84,7 +84,7 @@ class RealGpu:
 
 
 def list_gpus() -> tuple[RealGpu, ...] | Unknown:
-    """Return every GPU of this machine that answers, or why there is none to list. A lost GPU hides no other."""
+    """Return every GPU of this machine that answers, or why none can be listed. A lost GPU hides no other."""
     reasons: list[str] = []
     for vendor in vendors.candidates(vendors.vendor()):
         backend = vendor.open(Path("/proc"))
@@ -184,7 +184,7 @@ def visible_devices(gpus: Sequence[Candidate], environ: Mapping[str, str]) -> Re
 
     ``CUDA_VISIBLE_DEVICES`` holds indices or UUIDs (or their beginnings). As CUDA does, the list ends at the first
     entry that names no GPU or more than one, and is empty if an entry repeats. Indices follow the PCI bus if
-    ``CUDA_DEVICE_ORDER`` says PCI_BUS_ID; else the fastest GPU is first, which only tells the order where all GPUs
+    ``CUDA_DEVICE_ORDER`` states PCI_BUS_ID; else the fastest GPU is first, which only tells the order where all GPUs
     are alike (CUDA C++ Programming Guide, "CUDA Environment Variables"; MIG User Guide, "CUDA_VISIBLE_DEVICES").
     """
     variable = environ.get("CUDA_VISIBLE_DEVICES")
@@ -208,7 +208,7 @@ def visible_devices(gpus: Sequence[Candidate], environ: Mapping[str, str]) -> Re
             seen.append(named[0])
     instances = {uuid for gpu in gpus for uuid in gpu.instances}
     partial = [uuid for uuid in seen if uuid in instances]
-    return (partial[0],) if partial else tuple(seen)  # CUDA lists a single MIG instance and nothing beside it
+    return (partial[0],) if partial else tuple(seen)  # CUDA lists a single MIG instance and nothing next to it
 
 
 def _whole(gpu: Candidate) -> str:

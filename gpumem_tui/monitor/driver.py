@@ -97,7 +97,7 @@ class Driver:
         except Gone:
             self.give_up()
         except Fault:
-            return  # the GPUs that are known can still be read
+            return  # the GPUs known can still be read
         else:
             self.status = replace(self.status, gpu_count=count, problem=self._problem(count))
 

@@ -1,6 +1,6 @@
-"""What goes with the metrics that `monitor.metrics` serves: a Grafana dashboard and Prometheus' alerting rules.
+"""Files that go with the metrics that `monitor.metrics` serves: a Grafana dashboard and Prometheus' alerting rules.
 
-Both are files beside this module: `grafana.json` as Grafana imports it
+Both are files next to this module: `grafana.json` as Grafana imports it
 (https://grafana.com/docs/grafana/latest/dashboards/build-dashboards/view-dashboard-json-model/), and
 `prometheus_rules.yml` (https://prometheus.io/docs/prometheus/latest/configuration/alerting_rules/) with places for
 thresholds.

@@ -25,7 +25,7 @@ from gpumem_tui.monitor.snapshot import (
 from gpumem_tui.monitor.threads import Worker
 
 NOT_RETURNED = "has not returned for"
-"""Is in the reason of whatever waits for a call."""
+"""Marks the reason of a value that waits for a call."""
 _STUCK_AFTER_S = 0.8
 """A GPU whose reading takes longer is stale."""
 
@@ -75,7 +75,7 @@ class RawReadings:
 
 
 class GpuReader:
-    """Reads whichever GPU the driver has at one index, in a thread of its own, and says how that GPU is.
+    """Reads whichever GPU the driver has at one index, in a thread of its own, and shows how that GPU is.
 
     Args:
         index: the driver's.
@@ -193,7 +193,7 @@ class GpuReader:
         if self._in_mig:
             self.raw.telemetry = self.raw.telemetry.updated(_NONE_IN_MIG, _NOT_IN_MIG)
         elif was_in_mig:
-            self._read_each_time(gpu)  # what was not read meanwhile, before it is said to be of now
+            self._read_each_time(gpu)  # what was not read meanwhile, before it counts as of now
         self.raw.mig = self._in_mig
 
     def _instances_vanished(self) -> bool:
@@ -207,7 +207,7 @@ def _names(pace: Pace, *, in_mig: bool) -> tuple[str, ...]:
 
 
 _NAMES = {(pace, in_mig): _names(pace, in_mig=in_mig) for pace in Pace for in_mig in (False, True)}
-"""What is asked for at each pace, of a whole GPU and of one that MIG divides."""
+"""The readings of each pace, for a whole GPU and for one that MIG divides."""
 _NOT_IN_MIG = tuple(name for name, entry in READINGS.items() if not entry.in_mig)
 _NONE_IN_MIG = Telemetry.unknown(NOT_IN_MIG)
 
@@ -306,7 +306,7 @@ class Roster:
         return identity
 
     def _lost_reading(self, index: int, identity: Identity | None, reason: str, age_s: float) -> GpuReading:
-        """Make the reading of a GPU that does not answer: nothing of it is known but its name."""
+        """Make the reading of a GPU that does not answer: only its name is known."""
         known = identity or Identity(f"unknown-{self._base + index}", "unknown GPU", compute_capability=NOT_READ_YET)
         runtime, why = known.runtime_index, Unknown(reason)
         return GpuReading(

@@ -1,4 +1,4 @@
-"""What each GPU's memory did over the last hours, in bounded memory: fine for minutes, coarser the older it is.
+"""The history of each GPU's memory over the last hours, in bounded memory: the older, the coarser.
 
 Each tier is a ring of buckets aligned to absolute time, so a chart that scrolls keeps its columns. A bucket keeps the
 peak and the mean of what fell into it: a short peak is still there when a bucket is a minute wide.
@@ -52,7 +52,7 @@ class History:
     """The past of every GPU.
 
     Args:
-        interval_s: seconds between snapshots, so that jitter is told from a gap; may be changed at any time.
+        interval_s: seconds between snapshots, to tell jitter from a gap; may be changed at any time.
         hours: how far back it reaches.
     """
 
@@ -194,7 +194,7 @@ class _Ring:
         return array("d", [_NONE]) * (low - begin) + values + array("d", [_NONE]) * (end - high)
 
     def _turn_to(self, bucket: int) -> None:
-        """Make a bucket the newest. A clock that was set back takes what lies in its future with it."""
+        """Make a bucket the newest. A clock that was set back takes what is in its future with it."""
         if self._newest is None:
             emptied = range(0)  # it is empty
         elif abs(bucket - self._newest) >= self._length:

@@ -87,7 +87,7 @@ class Sheet:
         reading: Reading[int] | Reading[float],
         factor: float = 1,
     ) -> None:
-        """Add one series, if the value is known."""
+        """Add one series, unless the value is unknown."""
         self.has(family)
         if not isinstance(reading, Unknown):
             self._families[family.name].add_metric(
@@ -102,7 +102,7 @@ class Sheet:
 _PATH = "/metrics"
 _MOST_CONNECTIONS, _MOST_OF_AN_ADDRESS = 32, 24
 MOST_PROCESSES = 256
-"""Of a machine's processes, as many as this have series: those that hold most."""
+"""At most so many processes of a machine have series: those that hold most."""
 
 _GPU = ("gpu", "uuid", "name", "mig_instance")
 _PROCESS = ("gpu", "uuid", "mig_instance", "pid", "user", "process", "container_id", "pod_uid", "slurm_job")
@@ -136,7 +136,7 @@ _RESIDENT = Family("self_resident_bytes", "Host memory that it holds")
 _HOST_CPU = Family("host_cpu_ratio", "Share of the machine's processors that is busy")
 _HOST_USED = Family("host_memory_used_bytes", "Host memory that is not available to new programs")
 _HOST_TOTAL = Family("host_memory_total_bytes", "Host memory")
-_USER_MEMORY = Family("user_memory_bytes", "Memory of GPUs that a user's processes hold, as far as it is known", _USER)
+_USER_MEMORY = Family("user_memory_bytes", "Memory of GPUs that a user's processes hold, as far as known", _USER)
 _USER_GPUS = Family("user_gpus", "On how many GPUs a user has processes", _USER)
 _USER_PROCESSES = Family("user_processes", "How many processes of a user use GPUs or train under a probe", _USER)
 _LEFT_OUT = Family("processes_left_out", f"More than {MOST_PROCESSES}: those that hold least have no series")
@@ -149,7 +149,7 @@ class Machine:
     Attributes:
         host: its name.
         snapshot: the newest; None before the first.
-        is_up: whether that is what it says now.
+        is_up: whether that is what it states now.
     """
 
     host: str
@@ -213,7 +213,7 @@ class Server:
 
 
 class _Silent(WSGIRequestHandler):
-    """A handler of requests that logs nothing, and waits for no other end that says nothing."""
+    """A handler of requests that logs nothing, and waits for no other end that gives nothing."""
 
     timeout = FIRST_BYTE_S
     server: _Connections
@@ -229,7 +229,7 @@ class _Silent(WSGIRequestHandler):
 
 
 class _Connections(ThreadingMixIn, WSGIServer):
-    """A limit on connections at once, none of which stays longer than `REQUEST_S`, whatever its other end does."""
+    """A limit on connections at once; none stays longer than `REQUEST_S`, even if its other end is silent."""
 
     daemon_threads = True
 
@@ -278,8 +278,8 @@ class _Connections(ThreadingMixIn, WSGIServer):
 def _is_ours(asked: str, bound: str) -> bool:
     """Return whether a ``Host`` header means this machine.
 
-    A web page whose own name is pointed here (DNS rebinding) has a name with a dot: of those only what the server was
-    told to listen on, and the machine's own, are taken.
+    A web page whose own name is pointed here (DNS rebinding) has a name with a dot: of those only the address
+    it listens on, and the machine's own, are taken.
     """
     try:
         name = (urlsplit(f"//{asked}").hostname or "").rstrip(".")
@@ -301,7 +301,7 @@ def _at_one_path(metrics: WSGIApplication, bound: str) -> WSGIApplication:
             return [b"The header Host is empty.\n"]
         if not _is_ours(asked := environ.get("HTTP_HOST", ""), bound):
             start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
-            return [f"{printable(asked)[:200]} is no name of this server: --metrics NAME:PORT says one.\n".encode()]
+            return [f"{printable(asked)[:200]} is not this server: start it with --metrics NAME:PORT.\n".encode()]
         if environ["PATH_INFO"] in (_PATH, "/favicon.ico"):
             return metrics(environ, start_response)
         start_response("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
@@ -477,8 +477,8 @@ _BUCKETS = {
     ),
 }  # fmt: skip
 _FIGURES = {
-    "allocated_bytes": Family("training_allocated_bytes", "What its caching allocator has given out", _RANK),
-    "reserved_bytes": Family("training_reserved_bytes", "What its caching allocator holds of the device", _RANK),
+    "allocated_bytes": Family("training_allocated_bytes", "Bytes that its caching allocator has given out", _RANK),
+    "reserved_bytes": Family("training_reserved_bytes", "Bytes of the device that its caching allocator holds", _RANK),
     "peak_allocated_bytes": Family("training_peak_allocated_bytes", "The most that was ever given out at once", _RANK),
     "peak_reserved_bytes": Family("training_peak_reserved_bytes", "The most that was ever held of the device", _RANK),
     "inactive_split_bytes": Family(
@@ -486,7 +486,7 @@ _FIGURES = {
     ),
     "step_s": Family("training_step_seconds", "Mean time of a step since the sample before", _RANK),
     "age_s": Family("training_sample_age_seconds", "Since its probe last wrote a sample", _RANK),
-    "newest_step_age_s": Family("training_step_age_seconds", "Since a step is known to have ended", _RANK),
+    "newest_step_age_s": Family("training_step_age_seconds", "Seconds since the last step seen ended", _RANK),
     "world_size": Family("training_world_size", "How many ranks its job has", _RANK),
     "newest_step": Family("training_steps", "Optimizer steps since the probe was loaded", _RANK, counter=True),
     "retries": Family(
@@ -550,5 +550,5 @@ def _training_held(said: Mapping[str, object]) -> float:
 
 
 def _number(value: object) -> float | None:
-    """Return a figure; None where it is unknown, as what another host says may be anything."""
+    """Return a figure; None where it is unknown, as what another host reports may be anything."""
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None

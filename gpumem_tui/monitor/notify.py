@@ -26,14 +26,14 @@ from gpumem_tui.settings import Notify
 from gpumem_tui.text import printable
 
 _AGAIN_S = 300.0
-"""An alert that comes and goes is told once in this time."""
+"""An alert that comes and goes is sent once in this time."""
 _MINUTE_S = 60.0
 _MOST_WAITING = 100
 _LAST_BYTES = 2048
-"""Of what a command complains, so much is looked through for its last line."""
+"""Bytes at the end of a command's stderr in which its last line is looked for."""
 _LOOK_S = 0.1
 _LAST_S = 1.0
-"""How long a command that still runs at the program's end may go on."""
+"""How long a command that still runs at the program's end may continue."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Notifier:
 
     @property
     def is_wanted(self) -> bool:
-        """Return whether anybody is told."""
+        """Return whether alerts are sent to anybody."""
         return bool(self.wanted.argv)
 
     def update(self, host: str, alerts: Iterable[Alert]) -> None:

@@ -1,4 +1,4 @@
-"""What probes inside training processes add to what a driver tells: per process and GPU, not per device."""
+"""Probes inside training processes add detail to the driver's figures: per process and GPU, not per device."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Stopped:
 
     Attributes:
         gpu_uuid: of the rank that stopped first; empty for host memory.
-        message: one line that names that rank and where it stands.
+        message: one line that names that rank and where it is.
         since_s: for how many seconds no rank has finished a step.
     """
 
@@ -78,7 +78,7 @@ class Stopped:
 
 
 Said: TypeAlias = Mapping[tuple[str, int], Mapping[str, object]]
-"""What probes say as JSON, by where a process trains and its pid."""
+"""The probes' reports as JSON, by where a process trains and its pid."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def with_unlisted(snapshot: Snapshot, probes: ProbeReport) -> Snapshot:
 
 
 Ask = Callable[[Snapshot], ProbeReport]
-"""What the probes on a snapshot's machine say now."""
+"""The present reports of the probes on a snapshot's machine."""
 
 
 def no_probes(_snapshot: Snapshot) -> ProbeReport:

@@ -156,7 +156,7 @@ class HostProcesses:
 
 
 class CannotSignal(Exception):
-    """The process could not be signalled; one line says why."""
+    """The process could not be signalled; one line gives the reason."""
 
 
 def terminate(process: HostProcess) -> None:

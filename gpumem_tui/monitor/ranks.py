@@ -86,7 +86,7 @@ def other_ranks(gpus: Iterable[GpuReading]) -> list[tuple[OtherRanks, ...]]:
 
 
 def _ranks(gpus: Iterable[GpuReading]) -> list[_Rank]:
-    """Return the processes that compute, as far as it is known who they are, the oldest first."""
+    """Return the processes that compute, as far as known who they are, the oldest first."""
     shares: dict[int, list[_Share]] = {}
     for gpu in gpus:
         holding = [p for p in gpu.all_processes if p.kind is not ProcessKind.GRAPHICS and p.used_bytes != 0]

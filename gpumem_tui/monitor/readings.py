@@ -1,4 +1,4 @@
-"""The table of readings: what is read of every GPU beside its memory and its processes, one entry each.
+"""The table of readings: what is read of every GPU besides its memory and its processes, one entry each.
 
 An entry's name is the attribute of a `Telemetry`, the key in JSON and in recordings, and
 what a backend is asked for (`backend.GpuHandle.read`). Its unit is the end of its name.
@@ -18,7 +18,7 @@ from gpumem_tui.memory import Unknown
 
 T = TypeVar("T")
 Reading = Union[T, Unknown]  # noqa: UP007  an alias cannot be written with | on Python 3.10
-"""A value, or why there is none."""
+"""A value, or why it is missing."""
 
 NOT_READ_YET = Unknown("not read yet")
 """Still to come, of the driver."""
@@ -62,7 +62,7 @@ class ReadingEntry:
         words: what it is, for people.
         pace: how often it is fetched.
         metric: None for a reading that is no metric.
-        in_mig: a GPU that MIG divides has it too. Asking one all the same needs privileges or gives a false 0.
+        in_mig: a GPU that MIG divides has it too. Asking one anyway needs privileges or gives a false 0.
     """
 
     words: str
@@ -80,7 +80,7 @@ _ECC = "Memory errors since the driver was loaded"
 
 @dataclass(frozen=True, kw_only=True)
 class Telemetry:
-    """The state of a GPU beside its memory: load, power, heat, clocks, link, errors. The table itself."""
+    """The state of a GPU besides its memory: load, power, heat, clocks, link, errors. The table itself."""
 
     utilization_percent: Reading[int] = _entry(
         "Share of the last sample period in which a kernel ran",
@@ -140,7 +140,7 @@ class Telemetry:
 
     @classmethod
     def unknown(cls, reason: Unknown) -> Telemetry:
-        """Return that nothing is known, for one reason."""
+        """Return a state in which every value is unknown for one reason."""
         return cls(**dict.fromkeys(READINGS, reason))
 
     def updated(self, found: Telemetry, names: Collection[str]) -> Telemetry:

@@ -89,14 +89,14 @@ class SnapshotKeeper(Protocol):
 
 
 class NoDriverAnswer(Exception):
-    """The driver says nothing at all; one line."""
+    """The driver does not answer at all; one line."""
 
 
 def first(source: Source) -> Snapshot:
     """Return the first snapshot of a source.
 
     Raises:
-        NoDriverAnswer: there is none in time.
+        NoDriverAnswer: none comes in time.
     """
     snapshot = source.wait(None, DRIVER_ANSWER_S)
     if snapshot is None:
@@ -108,7 +108,7 @@ def complete(source: Source) -> Snapshot:
     """Return the first snapshot of a source that has every value, or after a few seconds of a driver's work the newest.
 
     Raises:
-        NoDriverAnswer: there is none in time.
+        NoDriverAnswer: none comes in time.
     """
     started = _until(source, first(source), lambda snapshot: not waits(snapshot.problem), DRIVER_ANSWER_S)
     return _until(source, started, is_complete, COMPLETE_S)
@@ -134,7 +134,7 @@ def live(source: Source, interval_s: float, held: Sequence[int] = ()) -> Iterato
         held: as `sleep_until` has it.
 
     Raises:
-        NoDriverAnswer: there is none in time.
+        NoDriverAnswer: none comes in time.
     """
     last = first(source)
     due_s = time.monotonic()
@@ -197,7 +197,7 @@ def stream(  # noqa: PLR0913 - named only, each with its default
         wire: print what it makes of the readings, for a viewer on another machine.
 
     Raises:
-        RecordingError: the recording cannot go on.
+        RecordingError: the recording cannot continue.
     """
     output, say_once = Printer(as_json=as_json), Complaints().say
     known: set[tuple[str, str, AlertKind]] = set()
@@ -212,7 +212,7 @@ def stream(  # noqa: PLR0913 - named only, each with its default
         snapshot, probes = only_of(only, snapshot, probes) if only else (snapshot, probes)
         if wire is not None:
             line = wire.line(HostReport.of(with_unlisted(snapshot, probes), current, probes.said))
-            sys.stdout.buffer.write(f"{line}\n".encode())  # UTF-8, as the viewer reads it, whatever the locale here
+            sys.stdout.buffer.write(f"{line}\n".encode())  # UTF-8, as the viewer reads it, in any locale here
             sys.stdout.flush()
             continue
         begun = [alert for alert in current if alert.key not in known]
@@ -239,10 +239,10 @@ def ledger_sizes(device: GpuReading | Instance) -> dict[Bucket, Value]:
 def snapshot_json(
     snapshot: Snapshot, alerts: Sequence[Alert] = (), probes: ProbeReport = NOTHING_SAID
 ) -> dict[str, object]:
-    """Return one object. What could not be read is null, with its reason under the nearest "unavailable".
+    """Return one object. A value that could not be read is null, with its reason under the nearest "unavailable".
 
     Args:
-        probes: a process with a probe gets what that says under "probe"; one that no GPU lists, as on the CPU or in a
+        probes: a process with a probe gets what that states under "probe"; one that no GPU lists, as on the CPU or in a
             container with pids of its own, is among "unlisted_probes".
     """
     snapshot = with_unlisted(snapshot, probes)
@@ -269,7 +269,7 @@ def _driver_json(driver: DriverReading) -> dict[str, object]:
 
 
 def _unlisted_json(each: UnlistedProcess, said: Mapping[str, object]) -> dict[str, object]:
-    """Return what a probe says of a process that no GPU lists, and under "process" which one it is."""
+    """Return what a probe reports of a process that no GPU lists, and under "process" which one it is."""
     body = Body()
     body.put_all(_HOST_PROCESS, each.host)
     known = {"pid": each.pid, "device": each.device, "gpu_uuid": each.gpu_uuid or None}
@@ -337,7 +337,7 @@ def table(snapshot: Snapshot, alerts: Sequence[Alert], width: int = 80, name: st
     """Return a snapshot as aligned lines, none wider than `width`.
 
     Args:
-        name: what the user calls the host; its own name stands beside it.
+        name: what the user calls the host; its own name is next to it.
     """
     return cut_to(_table(snapshot, alerts, name), width)
 

@@ -1,9 +1,9 @@
-"""Snapshots of all GPUs, live, whatever the driver does.
+"""Snapshots of all GPUs, live, regardless of the driver.
 
 One thread makes the snapshots and never calls the driver. Calls that may hang are made by workers, one for each GPU,
 one for each driver as a whole and one for the host: at each interval they are asked to read, the healthy ones answer
 within milliseconds, and those that do not are shown with what they read last and how old it is. (If a hung call holds a
-lock inside the library, calls about other GPUs hang too, and all are marked stale; the snapshots go on.)
+lock inside the library, calls about other GPUs hang too, and all are marked stale; the snapshots continue.)
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from gpumem_tui.system import host_name
 _PATIENCE_S = 0.1
 """How long a snapshot waits for GPUs that have not answered yet: they come with the next one."""
 _FIRST_PATIENCE_S = 0.3
-"""The same for the first one, which has no earlier readings to show."""
+"""The limit for the first one, which has no earlier readings to show."""
 _SLOW_PATIENCE_S = 1.0
-"""How long after the first one others follow, each as soon as more is known."""
+"""How long after the first one others follow, each as soon as there is more."""
 _START_PATIENCE_S = 1.0
-"""The same for starting the driver."""
+"""The limit for starting the driver."""
 _HOST_STUCK_AFTER_S = 2.0
 
 Look = Callable[[Iterable[int]], Mapping[int, Reading[HostProcess]]]
 
 
 class HostReader:
-    """Reads what the operating system says of processes and load, for one thread.
+    """Reads what the operating system reports of processes and load, for one thread.
 
     Args:
         look: finds the processes of pids; by default `processes.HostProcesses`.
@@ -94,7 +94,7 @@ class Sampler(LatestSnapshot):
         vendor: whose GPUs alone are watched; by default those of every vendor.
 
     Attributes:
-        notice: what else is to be said beside the snapshots, which say what is wrong with the GPUs.
+        notice: what else is to be said next to the snapshots, which say what is wrong with the GPUs.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Sampler(LatestSnapshot):
             self._wait_for(lambda: all(part.worker.is_idle for part in asked), patience_s)
 
     def _look_for_plug_ins(self, first: bool) -> None:
-        """Load the vendors of plug-ins once: at once where no other has a driver, else beside the second round."""
+        """Load the vendors of plug-ins once: at once where no other has a driver, else next to the second round."""
         if self._plug_ins_asked or self._only is not None:
             if self._plug_ins is not None:
                 found, self._plug_ins = self._plug_ins, None
@@ -224,7 +224,7 @@ class Sampler(LatestSnapshot):
         return frozenset().union(*(each.raw.pids for each in self._readers()))
 
     def _known(self) -> tuple[bool, bool, bool]:
-        """Return what is known: each GPU's memory and processes; who these processes are; what is slow to read."""
+        """Return the present state: each GPU's memory and processes; who these processes are; what is slow to read."""
         readers = self._readers()
         return (
             all(each.is_fresh for each in readers),
@@ -233,7 +233,7 @@ class Sampler(LatestSnapshot):
         )
 
     def _follow_up(self, known: tuple[bool, bool, bool]) -> None:
-        """Publish more snapshots after the first, which came early, as soon as more is known, until all is."""
+        """Publish more snapshots after the first, which came early, as soon as there is more, until all is."""
         end_s = monotonic() + min(self._interval_s / 2, _SLOW_PATIENCE_S)
         while not all(known) and not self._stopped and monotonic() < end_s:
             if self._strangers_wait():

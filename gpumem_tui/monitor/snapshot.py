@@ -1,4 +1,4 @@
-"""What the whole machine's GPUs hold at one moment: immutable values that the sampler makes and everyone else reads.
+"""The state of the machine's GPUs at one moment: immutable values that the sampler makes and everyone else reads.
 
 Each reading is a value or an `Unknown` with its reason. Nothing here reads a driver, a clock or the file system.
 """
@@ -17,21 +17,21 @@ NOT_LOOKED_UP_YET = Unknown("not looked up yet")
 """Still to come, of the operating system."""
 
 ON_CPU = "cpu"
-"""What a probe calls host memory."""
+"""A probe's name of host memory."""
 
 USUAL_RUNTIME = "CUDA"
-"""What a snapshot's `cuda_version` is of where nothing else is said."""
+"""The runtime of a snapshot's `cuda_version` unless it names another."""
 
 
 HOLDERS = "processes of other containers or users, a display, or the driver"
-"""Who holds memory that no listed process accounts for, where nothing more is known."""
+"""Who holds memory that no listed process accounts for, without further facts."""
 
 NO_LEDGER = Unknown("not made yet")
-"""Of a device whose ledger is still to be made of its memory and processes."""
+"""The ledger of a device before it is made of its memory and processes."""
 
 
 WHOSE = ("vendor", "vendor_index", "runtime_index", "partition")
-"""Of a GPU: what its JSON leaves out where there is nothing to be said, and that of an older version always."""
+"""Fields of a GPU that its JSON leaves out when empty; an older version never writes them."""
 
 
 class DeviceState(Enum):
@@ -105,7 +105,7 @@ class Memory:
 
     Attributes:
         reserved_bytes: the driver's own; unknown before driver 510, which counts it as used.
-        used_bytes: without the driver's reserve where that is known.
+        used_bytes: without the driver's reserve if known.
     """
 
     total_bytes: int
@@ -127,7 +127,7 @@ class Instance:
 
 
 INLINE: Mapping[str, bool] = {"inline": True}
-"""Metadata of a field whose own fields stood in recordings before version 3 beside its owner's."""
+"""Metadata of a field whose own fields stood in recordings before version 3 next to its owner's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ class GpuReading:
         runtime_index: the number that its runtime gives it, where that is not the vendor's tool's.
         partition: how the GPU is divided that it is a part of, and which part ("CPX/NPS4 3"); empty for a whole one.
         uuid: names the GPU for ever; "unknown-1" for the one at index 1 that has not answered once.
-        state, state_reason: how the device stands, and why ("DeviceGetPowerUsage has not returned for 4 s").
+        state, state_reason: the state of the device, and why ("DeviceGetPowerUsage has not returned for 4 s").
         age_s: how old the readings are when the snapshot is made.
         unified: an integrated GPU whose memory is the host's.
         processes: unknown where the list could not be read: never an empty list then. In MIG mode, those of all
@@ -211,7 +211,7 @@ class GpuReading:
 
 @dataclass(frozen=True)
 class UnlistedProcess:
-    """A process that trains, says its probe, and that the driver lists on no GPU.
+    """A process that trains, by its probe, and that the driver lists on no GPU.
 
     Attributes:
         device: its own name of where it trains: "cpu", "cuda:1".
@@ -255,7 +255,7 @@ class DriverReading:
 
     Attributes:
         vendor: whose ("NVIDIA").
-        driver_version, runtime_version: as the driver says; unknown with the remedy while it does not run.
+        driver_version, runtime_version: as the driver reports; unknown with the remedy while it does not run.
         runtime: what `runtime_version` is a version of ("CUDA").
         problem: why none of its GPUs can be watched, and how to fix it; empty otherwise.
         calls: calls of its library made so far, by function; none of another machine's.
@@ -275,7 +275,7 @@ class Snapshot:
 
     Attributes:
         time_s: seconds since the epoch.
-        driver_version, cuda_version: as the first driver that runs says; unknown with the remedy while none runs.
+        driver_version, cuda_version: as the first driver that runs states; unknown with the remedy while none runs.
         problem: one line when no GPU can be watched (no driver, library mismatch, ...) or the program itself failed,
             with how to fix it; empty otherwise.
         calls: calls of the vendors' libraries made so far, by function: what watching costs.
@@ -308,7 +308,7 @@ class Snapshot:
 
 
 class Source(Protocol):
-    """Whatever gives snapshots: the live sampler, or a recording that is played back."""
+    """A source of snapshots: the live sampler, or a recording that is played back."""
 
     @property
     def notice(self) -> str:
@@ -321,7 +321,7 @@ class Source(Protocol):
         """Return the newest snapshot, None before the first; a new object each time something was read. Never waits."""
 
     def wait(self, after: Snapshot | None, timeout_s: float) -> Snapshot | None:
-        """Return the first snapshot that is not `after`; None if there is none in time, or none ever again."""
+        """Return the first snapshot that is not `after`; None if none comes in time, or none ever again."""
 
     def subscribe(self, tell: Callable[[], None]) -> None:
         """Call `tell` after each new snapshot and at the end, from another thread; it must not wait."""

@@ -43,7 +43,7 @@ class LatestValue(Generic[T]):
             tell()
 
     def wait(self, after: T | None, timeout_s: float) -> T | None:
-        """Return the first value that is not `after`; None if there is none in time, or none ever again."""
+        """Return the first value that is not `after`; None if none comes in time, or none ever again."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self.value is not after, timeout_s)
             return None if self.value is after else self.value
@@ -53,7 +53,7 @@ class LatestValue(Generic[T]):
         self._subscribers = (*self._subscribers, tell)
 
     def unsubscribe(self, tell: Callable[[], None]) -> None:
-        """Stop calling `tell`; a call that is under way goes on."""
+        """Stop calling `tell`; a call that is under way continues."""
         self._subscribers = tuple(each for each in self._subscribers if each is not tell)
 
 
@@ -73,7 +73,7 @@ class LatestSnapshot:
         return found
 
     def wait(self, after: Snapshot | None, timeout_s: float) -> Snapshot | None:
-        """Return the first snapshot that is not `after`; None if there is none in time, or none ever again."""
+        """Return the first snapshot that is not `after`; None if none comes in time, or none ever again."""
         deadline_s, value = monotonic() + timeout_s, self._newest.value
         while (latest := self.latest()) is after and (left_s := deadline_s - monotonic()) > 0:
             if (value := self._newest.wait(value, left_s)) is None:
@@ -98,7 +98,7 @@ class Worker:
         tell: called after each job.
 
     Attributes:
-        asked_at: when the job that runs was asked for (`time.monotonic`); None while there is none.
+        asked_at: when the job that runs was asked for (`time.monotonic`); None while none exists.
         error: one line on the unexpected error that ended the last job; empty if it ended well.
     """
 
@@ -118,7 +118,7 @@ class Worker:
             self._asked.set()
 
     def busy_s(self) -> float:
-        """Return for how many seconds the job has been running; 0 while there is none."""
+        """Return for how many seconds the job has been running; 0 while none exists."""
         asked_at = self.asked_at
         return 0.0 if asked_at is None else monotonic() - asked_at
 

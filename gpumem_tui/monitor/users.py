@@ -20,10 +20,10 @@ class UserTotal:
 
     Attributes:
         user: None for those of which it is not known whose they are.
-        used_bytes: of GPUs, as far as it is known; `unread`: of so many processes it is not.
+        used_bytes: of GPUs, as far as known; `unread`: of so many processes it is not.
         gpus: by the host's name and the GPU's index.
         processes: how many, those that train on the CPU under a probe included; one on two GPUs is one.
-        cpu_percent: of one core, together; None where it is known of none.
+        cpu_percent: of one core, together; None if known of none.
         resident_bytes: host memory, shared pages counted for each.
     """
 
@@ -66,7 +66,7 @@ def only_of(user: str, snapshot: Snapshot, probes: ProbeReport) -> tuple[Snapsho
 
 
 def is_of(user: str, host: Reading[HostProcess]) -> bool:
-    """Return whether a process is known to be a user's."""
+    """Return whether a process surely is a user's."""
     return not isinstance(host, Unknown) and host.user == user
 
 

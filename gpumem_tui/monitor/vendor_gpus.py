@@ -50,7 +50,7 @@ class VendorGpus:
 
     @property
     def is_settled(self) -> bool:
-        """Return whether it is known if there is a driver."""
+        """Return whether the search for a driver has ended."""
         return self.worker.is_idle and self.driver.status.starts > 0
 
     def tend(self) -> bool:
@@ -126,7 +126,7 @@ class VendorGpus:
         return self._roster.readings(self.readers.values(), hosts, host, base=base, runs=self.driver.runs)
 
     def driver_reading(self) -> DriverReading:
-        """Return how the driver stands."""
+        """Return the state of the driver."""
         status, backend, vendor = self.driver.status, self.driver.backend, self.vendor
         waited = backend.in_progress() if backend and not self.driver.runs else None
         unread = self.worker.error

@@ -51,7 +51,7 @@ LONGEST_LINE = 4 << 20
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 Patch: TypeAlias = "list[object] | dict[str, Patch]"
-"""What has changed; the values in it are encoded with it."""
+"""A changed object; its values are encoded with it."""
 
 _LEAST, _MOST = -(2**63), 2**64 - 1
 _WHOLE = Annotated[int, msgspec.Meta(ge=_LEAST, le=2**63 - 1)]
@@ -66,7 +66,7 @@ _LONGEST_PLACE, _DEEPEST = 8, 64
 
 
 class LineError(ValueError):
-    """A line or a part of one that is no value of its type; one line says why."""
+    """A line or a part of one that is no value of its type; one line gives the reason."""
 
 
 class NoReport(LineError):
@@ -79,12 +79,12 @@ class OtherVersion(LineError):
 
 @dataclass(frozen=True)
 class HostReport:
-    """What one machine says at one moment.
+    """One machine's state at one moment.
 
     Attributes:
         snapshot: without the ledgers of its GPUs, which `with_ledgers` has: few ask for them.
         alerts: as the machine judges, by its own settings and with what its probes say.
-        probes: where a probe's process trains, its pid, and what it says, as JSON (`watch.report`).
+        probes: where a probe's process trains, its pid, and what it states, as JSON (`watch.report`).
     """
 
     snapshot: Snapshot
@@ -126,15 +126,15 @@ class LineWriter(Generic[T]):
         self._shape = _shape_of(kind)
         self.last: T | None = None
 
-    def line(self, value: T, beside: Mapping[str, object], *, whole: bool = False) -> bytes:
+    def line(self, value: T, more: Mapping[str, object], *, whole: bool = False) -> bytes:
         """Return the next line, without its end. A value that cannot be encoded is not the last of any line.
 
         Args:
-            beside: what else stands in it.
+            more: further fields.
             whole: it does not need the lines before it; the first is always so.
         """
         body = {FULL: value} if whole or self.last is None else {PATCH: self._shape.difference(self.last, value)}
-        line = encoded({**body, **beside})
+        line = encoded({**body, **more})
         self.last = value
         return line
 
@@ -329,7 +329,7 @@ class _Leaf(_Shape):
 
 
 class _Free(_Shape):
-    """JSON of any form, such as what a probe says, with at most so many brackets within each other."""
+    """JSON of any form, such as what a probe reports, with at most so many brackets within each other."""
 
     def __init__(self, depth: int = _DEEPEST) -> None:
         self._depth = depth
@@ -395,7 +395,7 @@ class _Unless(_Shape):
 
 @lru_cache(maxsize=4096)
 def _unknown(reason: str) -> Unknown:
-    """Return the one value of a reason: thousands of readings have the same; but a host can think of ever new ones."""
+    """Return the one value of a reason: thousands of readings share one; but a host can think of ever new ones."""
     return Unknown(reason)
 
 

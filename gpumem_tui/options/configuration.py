@@ -47,7 +47,7 @@ class Options(SearchTerms):
         share: use a GPU that others use.
         python: the interpreter that has torch; None for this one.
         target_tokens: `target_batch` in tokens; None for none.
-        context_bytes: what a process holds beside the allocator; None for what was measured or is known.
+        context_bytes: what a process holds outside the allocator; None for the measured or catalogued value.
         calibration: a file with what was measured; None for the user's.
     """
 
@@ -78,7 +78,7 @@ class Options(SearchTerms):
         """Return how the workload is to be searched, by name, with a target in tokens as the nearest in samples.
 
         Raises:
-            OptionError: a target in tokens of what has no sequence that is known, or in samples too.
+            OptionError: a target in tokens of what has no sequence known, or in samples too.
         """
         if self.target_tokens is None:
             return self.search_terms

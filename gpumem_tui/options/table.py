@@ -1,7 +1,7 @@
 """Every option of a search, a prediction and a plan, as `options.toml` has them.
 
-Imported by whatever prints `--help`, so it imports next to nothing. An option's name is that of the field that it sets:
-of a `ModelShape`, `WorkloadOptions` or `Options`.
+Imported by everything that prints `--help`, so it imports next to nothing. An option's name is that of the field that
+it sets: of a `ModelShape`, `WorkloadOptions` or `Options`.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class OptionRow:
     Attributes:
         name: of the field that it sets, of click's parameter, and of the form's field.
         group: ``shape``, ``recipe`` and ``workload`` say what is trained, ``device`` on what it runs.
-        section: the heading of `--help` under which it stands.
+        section: the heading of `--help` under which it is.
         common: whether `--help` lists it, or `--help-all` only.
         holds: a ``text``, one word of several (``choice``), a whole number (``count``), a ``number``, bytes (``size``),
             ``tokens``, yes or no (``flag``), or several shares of rows (``rows``).
-        help: what `--help` says.
+        help: its sentence in `--help`.
         flag: as it is typed; ``--`` and the name where none is given.
-        default: what it is where nothing is said.
+        default: its value where none is typed.
         choices: the words of a choice.
         aliases: other words and what they stand for, on the command line only.
         low: the lower bound of a count or a number.
@@ -90,10 +90,10 @@ class OptionRow:
         return not self.trained or "command" in self.trained
 
     def read(self, text: str) -> object:
-        """Return the value that a text stands for; an empty one stands for the default.
+        """Return the value that a text represents; an empty one represents the default.
 
         Raises:
-            OptionError: it stands for none; the line names the option.
+            OptionError: it matches none; the line names the option.
         """
         if not text:
             return self.default
@@ -193,10 +193,10 @@ def _group(*groups: Group) -> tuple[OptionRow, ...]:
 SHAPE = _group("shape")
 """Fields of a `ModelShape` that can be changed."""
 WORKLOAD = _group("workload", "shape", "recipe")
-"""What is trained, and how: fields of `WorkloadOptions` and of its changes."""
+"""The workload and its training: fields of `WorkloadOptions` and of its changes."""
 DEVICE = _group("device")
-"""On what it runs: fields of `Options`."""
+"""The device that it runs on: fields of `Options`."""
 SEARCH = _group("search")
-"""What only a search has: fields of `Options`."""
+"""Options of a search only: fields of `Options`."""
 COMMAND = OPTIONS["command"]
 """The words after ``--``, which are no option to the command line."""

@@ -15,7 +15,7 @@ def size_from(text: str) -> int:
     """Return a memory size: with its unit (20GiB, 512MiB; GB and G mean GiB), or in bytes, of a MiB at least.
 
     Raises:
-        ValueError: it is none; one line says what to type.
+        ValueError: it is none; one line names what to type.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(i?B)?", text, re.IGNORECASE)
     size_bytes = 0
@@ -50,7 +50,7 @@ def rows_from(text: str) -> tuple[str, float]:
     """Return a share, or FILE:LINE=SHARE or FILE:LINE=NUMBER for one place, as (place, share or number).
 
     Raises:
-        ValueError: it is neither; one line says what to type.
+        ValueError: it is neither; one line names what to type.
     """
     place, _, share = text.rpartition("=")
     try:
@@ -66,7 +66,7 @@ def tokens_from(text: str) -> int:
     """Return a number of tokens: 2000000000, 2,000,000,000, 2B or 1.5T.
 
     Raises:
-        ValueError: it is none; one line says what to type.
+        ValueError: it is none; one line names what to type.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBT]?)", text.replace(",", ""), re.IGNORECASE)
     if match is None:

@@ -1,4 +1,4 @@
-"""What a user may say, on the command line or in a form, turned into what the program works with."""
+"""Turns a user's options, from the command line or a form, into the program's own values."""
 
 from __future__ import annotations
 
@@ -293,7 +293,7 @@ def _named(wanted: str, gpus: tuple[RealGpu, ...] | Unknown) -> Gpu:
     """Return the GPU of the catalog that is called so.
 
     Raises:
-        OptionError: none is; the line says what is here.
+        OptionError: none is; the line shows what is here.
     """
     try:
         return find_gpu(wanted)
@@ -350,7 +350,7 @@ def with_ranks(device: Device, ranks: int, gpus: tuple[RealGpu, ...] | Unknown, 
 
 
 def share_limit_bytes(device: Device) -> int | None:
-    """Return the cap that keeps a search within what other processes leave; None where there are none."""
+    """Return the cap that keeps a search within what other processes leave; None if missing."""
     if not device.others_bytes:
         return None
     return max(1, device.gpu.cuda_total_bytes - _BESIDE_THE_ALLOCATOR_BYTES)

@@ -52,7 +52,7 @@ def advise(config: SearchConfig) -> tuple[Advice, ...]:
 
     The set is left out where one change alone is enough; a workload file, which has no formula, has none of either.
 
-    By the closed form. Whatever `search` would not run says so.
+    By the closed form. The line tells what `search` would not run.
     """
     plan = _plan(config)
     if plan is None:
@@ -83,7 +83,7 @@ def _plan(config: SearchConfig) -> Plan | None:
     from gpumem_tui.plan.plan import Plan
 
     gpu, room = config.device.gpu, config.room
-    # A plan takes what lies beside the allocator off; a cap counts what is reserved only, and need not.
+    # A plan takes what is outside the allocator off; a cap counts what is reserved only, and need not.
     beside_bytes = beside_allocator_bytes(gpu) - room.beside_bytes
     total_bytes = room.total_bytes + round(beside_bytes / (1 - config.headroom))
     capped = replace(gpu, total_bytes=total_bytes, cuda_total_bytes=total_bytes - gpu.reserve_bytes)
@@ -104,10 +104,10 @@ def _together(plan: Plan) -> Iterator[Advice]:
 
 
 def _unsearchable(plan: Plan, was: Recipe) -> str:
-    """Return what `search` says of a plan that it does not run; empty for one that it does."""
+    """Return what `search` states of a plan that it does not run; empty for one that it does."""
     recipe = plan.recipe
     if plan.extras:
         return "; by the formula only: a search does not run it"
     if recipe.sharding != "none" and was.sharding == "none":
-        return "; for further GPUs beside the one that is searched"
+        return "; for further GPUs besides the one that is searched"
     return ""

@@ -1,4 +1,4 @@
-"""What a plan comes to: by the closed form at once, by a trace where there is one, and on every GPU of the catalog."""
+"""The result of a plan: by the closed form at once, by a trace where there is one, and on every GPU of the catalog."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Answer:
     Attributes:
         prediction: its rows, buckets and peak.
         usable_bytes: what the allocator can take of the GPU, with the headroom left free; the driver's reserve, the
-            CUDA context and workspaces are known to need the rest.
+            CUDA context and workspaces need the rest.
         max_batch_size: the largest batch on one GPU that stays within `usable_bytes`; 0 for none.
         obstacle: what is too large, in one line; None if the step fits.
         accumulation: passes per optimizer step, and the global batch they make, in samples.
-        global_batch_tokens: the same in tokens; 0 for a network without a sequence.
+        global_batch_tokens: its tokens; 0 for a network without a sequence.
     """
 
     plan: Plan
@@ -222,7 +222,7 @@ class TracedAnswer:
 
     @cached_property
     def peak_phase(self) -> Phase | None:
-        """The phase of a step that the peak lies in; None for a trace without phases."""
+        """The phase of a step that the peak is in; None for a trace without phases."""
         moment = self.traced.at(self.plan.batch_size).peak_moment
         return None if moment is None else moment[0].phase
 
@@ -243,12 +243,12 @@ class TracedAnswer:
 
     @cached_property
     def unknowns(self) -> tuple[KnownUnknown, ...]:
-        """The parts of the device's memory that are known as a range only."""
+        """The parts of the device's memory with only a known range."""
         return self.traced.unknowns(self.plan.batch_size)
 
     @cached_property
     def fit(self) -> Fit:
-        """Return whether the whole run goes through without running out of memory, as far as is known."""
+        """Return whether the whole run goes through without running out of memory, as far as known."""
         return self.traced.fit(self.plan.batch_size)
 
     @cached_property
@@ -259,7 +259,7 @@ class TracedAnswer:
 
     @property
     def known_batch_size(self) -> int | None:
-        """`max_batch_size` where it is known."""
+        """`max_batch_size` if known."""
         return self.max_batch_size if isinstance(self.max_batch_size, int) else None
 
     @property
@@ -363,7 +363,7 @@ class Place:
 def traced_answer(plan: Plan, traced: Traced, finder: BatchFinder | None = None) -> TracedAnswer:
     """Ask a trace about the plan's batch size and GPU.
 
-    `traced` must be of the plan's shape, recipe and architecture (`tracing.trace_key`), whatever GPU it was made on.
+    `traced` must be of the plan's shape, recipe and architecture (`tracing.trace_key`), made on any GPU.
     Takes tens of milliseconds for a large model, and a new largest batch ten times that: not for the screen's thread.
 
     Args:
@@ -420,9 +420,7 @@ def cache_words(traced: TracedAnswer) -> str:
         traced: one that `frees_cache`.
     """
     kept = f"{100 * traced.plan.headroom:g} %"
-    return (
-        f"What is left counts cached memory as used: with {kept} kept free the allocator gives cache back, and it fits"
-    )
+    return f"The free figure counts cache as used: with {kept} kept free the allocator gives cache back, and it fits"
 
 
 # On every GPU
@@ -450,7 +448,7 @@ class LargestOnGpu:
     is_estimate: bool = False
 
     def fit_of(self, plan: Subject) -> Fit:
-        """Return whether the planned batch fits there with the plan's headroom left free, as its headline says."""
+        """Return whether the planned batch fits there with the plan's headroom left free, as its headline states."""
         if self.answer is not None:
             return self.answer.fit
         if plan.batch_size > self.largest:
@@ -477,7 +475,7 @@ def largest_by_gpu(plan: Plan, traced: Traced | None, trace_of: TraceOf = lambda
     """Return every GPU of the catalog, the one with the least memory first. With a trace this takes seconds.
 
     Args:
-        traced: of the plan, whatever GPU it was made on; None for the formula alone.
+        traced: of the plan, made on any GPU; None for the formula alone.
         trace_of: asked for the plan on the first GPU of each class whose attention takes another kernel, which
             `kernel_plans` returns too.
     """
@@ -522,7 +520,7 @@ def _finder(traced: Traced) -> BatchFinder | None:
 
 
 def _kernels(plan: Plan, gpu: Gpu) -> object:
-    """Return what is the same for GPUs on which the plan's attention runs the same kernels."""
+    """Return the figures shared by GPUs on which the plan's attention runs the same kernels."""
     chosen = as_run_on(plan.recipe, gpu)
     fused = plan.shape.record.has_attention and chosen.attention == "auto"
     return chosen, fused and gpu.compute_capability >= _FLASH_SINCE

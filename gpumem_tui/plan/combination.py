@@ -1,4 +1,4 @@
-"""What changes to a plan come to: each alone, and together; which set is worth a run, and what is recommended."""
+"""The results of changes to a plan, alone and together; which set is worth a run, and which is recommended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Combination:
         changes: none where smaller passes alone do it, or where nothing is changed.
         batch_size: samples of a pass with them, on one GPU.
         passes: of an optimizer step; of a command, for the samples that one pass had.
-        traced: a command's run with them, on the GPU that the command was traced on; or why there is none.
+        traced: a command's run with them, on the GPU that the command was traced on; or why it is missing.
         beside_bytes: what they take besides: gradients of earlier passes, where the run made no passes.
         is_spared: they can be run, and were not needed.
         formula: the closed form's answer to the plan with them; None for a command, which has no closed form.
@@ -78,7 +78,7 @@ class Combination:
 
     @property
     def last_resorts(self) -> str:
-        """What those of the changes cost that nobody makes gladly, to be put after their names; empty for none."""
+        """The cost of the changes that nobody makes gladly, to be put after their names; empty for none."""
         dear = [f"of {change.name}: {change.cost}" for change in self.changes if change.price.is_last_resort]
         return f". The price {'; '.join(dear)}" if dear else ""
 
@@ -106,7 +106,7 @@ def worth_running(
 
     Args:
         likely: what may fit, in the order in which it is to be run.
-        tried: what was run, each with its trace or why there is none.
+        tried: what was run, each with its trace or why it is missing.
         cost: of the cheapest that was run and fits; None where nothing does.
         most: so many are yielded at most.
     """
@@ -126,14 +126,14 @@ class Effect:
     """The effect of one technique, applied alone to a plan or a command.
 
     Attributes:
-        by: how the figures are known: ``traced``: by a run with the change made; ``formula``: by the closed form, of a
+        by: the source of the figures: ``traced``: by a run with the change made; ``formula``: by the closed form, of a
             command worked out from its own trace.
         peak_bytes, saved_bytes: at the batch size as it is, on one GPU (at the new one where that is the technique);
             negative where a fixed price pays off only at larger batches.
         fit: whether it fits; of a model's plan with its headroom left free.
         largest: the largest batch of one GPU with it, or why that is not known.
         device_used_bytes: at the peak, by which `fit` goes; None for a model's plan.
-        reserved_bytes, buckets: at the peak; None where only the allocated bytes are known.
+        reserved_bytes, buckets: at the peak; None where only the allocated bytes exist.
         of_model: a model's plan with the technique applied; None for a command.
     """
 
@@ -166,11 +166,11 @@ class Effect:
 
     @property
     def known_largest(self) -> int | None:
-        """The largest batch where it is known."""
+        """The largest batch if known."""
         return self.largest if isinstance(self.largest, int) else None
 
     def no_gain(self, largest: int | None) -> str:
-        """Say that it saves nothing; empty where it does, or is known to fit more than the `largest` without it."""
+        """Say that it saves nothing; empty where it does, or fits more than the `largest` without it."""
         if self.saved_bytes > 0 or (largest is not None and (self.known_largest or 0) > largest):
             return ""
         return f"takes {format_bytes(-self.saved_bytes)} more here" if self.saved_bytes else "saves nothing here"
@@ -202,10 +202,10 @@ class Recommended:
     """The changes that make a plan fit, and how certain that is.
 
     Attributes:
-        combination: the cheapest; or why there is none.
-        traced: what a trace says of it, which is that it fits; or why none does: then it fits by formula alone.
+        combination: the cheapest; or why it is missing.
+        traced: what a trace reports of it, which is that it fits; or why none does: then it fits by formula alone.
         formula_only: by formula a cheaper one, which no trace can confirm; None for none.
-        untraced: likely ones that no trace says anything of.
+        untraced: likely ones that no trace reports anything of.
     """
 
     combination: Combination | Unknown
@@ -215,6 +215,6 @@ class Recommended:
 
     @property
     def traceable(self) -> Combination | Unknown:
-        """The cheapest that a trace can confirm; or why there is none."""
+        """The cheapest that a trace can confirm; or why it is missing."""
         found = self.combination
         return Unknown("only the formula knows it") if isinstance(found, Combination) and found.formula_only else found

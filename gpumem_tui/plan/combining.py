@@ -1,6 +1,6 @@
-"""What makes a command fit that no single change does: changes together, and smaller passes for the same step.
+"""Makes a command fit that no single change does: changes together, and smaller passes for the same step.
 
-What each change saved in its own run says which sets are likely; those are run, the cheapest first, until one fits.
+The saving of each change in its own run shows which sets are likely; those are run, the cheapest first, until one fits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gpumem_tui.simulator.allocator.replay import Replay
 from gpumem_tui.step import Phase
 
 MOST_RUNS = 5
-"""So many sets are run at most: work, not seconds, so that the answer is the same on a slow machine."""
+"""So many sets are run at most: work, not seconds, so that a slow machine gives the same answer."""
 
 MOST_WHERE_IT_FITS = 4
 """So many changes are run where the command fits as it is, or by what costs no more: those that mostly save most, of
@@ -46,14 +46,14 @@ _MOST_SIZES = 2
 
 _HELD = (Bucket.PARAMETERS, Bucket.GRADIENTS, Bucket.OPTIMIZER)
 _OF_ONE_SIZE = (Phase.BUILD, Phase.OPTIMIZER)
-"""What does not grow with the batch: buckets, and phases."""
+"""Buckets, and phases, that do not grow with the batch."""
 _OF_THE_HELD = {*OPTIMIZER_RECORDS, *ADAPTERS}
 """Changes that make that smaller: of them one at a time."""
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a run held: at the highest moment of each phase, and the most of each bucket at any."""
+    """A run's memory: at the highest moment of each phase, and the most of each bucket at any."""
 
     moments: Mapping[Phase, Breakdown]
     most: Mapping[Bucket, int]
@@ -73,7 +73,7 @@ class _Seen:
 
 
 class _Estimates:
-    """What sets of changes take of the planned GPU, by what each change leaves alone and what was missed of sets.
+    """Estimates the memory of sets of changes, from each change alone and from the misses on earlier sets.
 
     Each change leaves a share of every bucket; of changes together the shares are multiplied, at each moment that was
     the highest of a phase without them or with one of them.
@@ -121,7 +121,7 @@ class _Estimates:
         return self._context_bytes + int(most + self._unused_bytes * size)
 
     def corrected(self, one: Combination) -> int:
-        """Return the same with the most that was missed of sets within this one."""
+        """Return the estimate with the most that was missed of sets within this one."""
         return self.of(one) + max((0, *(missed for changes, missed in self._missed if changes <= set(one.changes))))
 
 
@@ -163,7 +163,7 @@ def _sets(plan: CommandPlan, estimates: _Estimates) -> Iterator[Combination]:
 
 
 def _micro_batches(plan: CommandPlan) -> list[int]:
-    """Return the planned batch, and its halves where the command's line says the batch and so can say another."""
+    """Return the planned batch, and its halves where the command's line states the batch and so can say another."""
     command, size = plan.config.workload.command, plan.batch_size
     sizes = [size]
     if command is not None and command.says_batch:
@@ -181,7 +181,7 @@ class Planning:
 
     Attributes:
         running: what is being run; None: `ran` has just ended.
-        waiting: changes whose runs have not begun. `to_go`: how many of them are run, as far as is known.
+        waiting: changes whose runs have not begun. `to_go`: how many of them are run, as far as known.
         left_s: about how long the rest takes, by the runs so far.
     """
 
@@ -194,7 +194,7 @@ class Planning:
 
 
 class _Ahead:
-    """Runs changes, of which the next one goes on already beside what is run now, where each takes one trace."""
+    """Runs changes, of which the next one continues already next to what is run now, where each takes one trace."""
 
     def __init__(self, runs: Runs, plan: CommandPlan, control: Control, watch: Watch) -> None:
         self._pool = ThreadPoolExecutor(2) if plan.base.done.only_at and has_room_for_two() else None
@@ -207,7 +207,7 @@ class _Ahead:
             self.begun[left[0].changes] = self._pool.submit(self._run, left[0])
 
     def ran(self, one: Combination, left: Sequence[Combination]) -> Combination:
-        """Run a change to its end, and begin the next of those that are left; what dies beside that is run again."""
+        """Run a change to its end, and begin the next of those that are left; what dies besides that is run again."""
         begun = self.begun.pop(one.changes, None)
         self.begin(left)
         found = self._run(one) if begun is None else begun.result()
@@ -219,8 +219,8 @@ class _Ahead:
 class Planner:
     """Runs what may make a command fit: smaller passes alone, as nothing is cheaper, every change, then sets of them.
 
-    What fits asks for no sets but cheaper ones, nor for further GPUs, nor for more than `MOST_WHERE_IT_FITS` changes
-    that cost as much, unless they are asked for.
+    A command that fits asks for no sets but cheaper ones, nor for further GPUs, nor for more than `MOST_WHERE_IT_FITS`
+    changes that cost as much, unless they are asked for.
 
     Attributes:
         plan: with what was run by now.
@@ -250,7 +250,7 @@ class Planner:
         """Run all that is to be run; yields before each run and after it.
 
         Raises:
-            Cancelled: the user ended it; what was yielded last is what is known.
+            Cancelled: the user ended it; the value yielded last is the result.
         """
         yield from self._run_sets()
         while self.left:
@@ -298,7 +298,7 @@ class Planner:
         return Planning(self.plan, running, ran, tuple(self.left), to_go, left_s)
 
     def _to_run(self) -> list[Combination]:
-        """Return the changes that will be run, as far as is known; further GPUs are a matter of what comes before."""
+        """Return the changes that will be run, as far as known; further GPUs are a matter of what comes before."""
         found: list[Combination] = []
         for one in self.left:
             if one not in self._further and not self._is_spared(one, [*self._run, *map(_key, found)]):

@@ -83,7 +83,7 @@ class CommandPlan:
         return replace(self, batch_size=batch_size)
 
     def is_alone(self, one: Combination) -> bool:
-        """Return whether it is one change at the planned batch, which says what that change saves."""
+        """Return whether it is one change at the planned batch, which shows what that change saves."""
         return len(one.changes) == 1 and one.passes == 1 and one.batch_size == self.batch_size
 
     @property
@@ -127,7 +127,7 @@ class CommandPlan:
 
     @property
     def says_batch(self) -> bool:
-        """Return whether the command's line says its batch size; else `batch_size` stands for whatever it is."""
+        """Return whether the command's line states its batch size; else `batch_size` is only a label."""
         command = self.config.workload.command
         return command is None or command.says_batch
 
@@ -152,8 +152,8 @@ class CommandPlan:
     def there(self, traced: Traced) -> Traced:
         """Return a trace of the command as the planned GPU would have it.
 
-        The device's memory and the CUDA context are that GPU's, and so is cuBLAS's workspace; kernels are taken to be
-        the same, which `is_exact` tells.
+        The device's memory and the CUDA context are that GPU's, and so is cuBLAS's workspace; kernels are
+        assumed equal, see `is_exact`.
         """
         made_on = self.config.device.gpu
         if self.gpu == made_on:
@@ -295,7 +295,10 @@ class CommandRuns:
         """
         predicted = predicting.predict(replace(self.config, change=PROPOSE), control, self.batch_size, watch=watch)
         base = _traced_in(predicted)
-        reasons = {**dict(base.done.changes), MORE_RANKS: "" if base.done.is_sharded else "each rank holds the same"}
+        reasons = {
+            **dict(base.done.changes),
+            MORE_RANKS: "" if base.done.is_sharded else "each rank would hold this much",
+        }
         command = self.config.workload.command
         lines = {key for key in SHARDS if command is not None and sharded_line(command, 2, key) is not None}
         if base.done.is_sharded:
@@ -336,7 +339,7 @@ class CommandRuns:
         changed, only_at, why = self._changed(change), base.done.only_at or None, base.done.not_affine
         found = self._trace(changed, control, watch, only_at, why)
         if isinstance(found, Unknown) and not changed.change and change.key in _FROM_OUTSIDE:
-            # What the line asks for may not be installed: the same change from outside is nearly that.
+            # The line may ask for a package that is not installed: the same change from outside is nearly that.
             found = self._trace(replace(self.config, change=change.key), control, watch, only_at, why)
         if isinstance(found, Traced):
             change = with_lines(change, self.config, self.batch_size, found.done.written)
@@ -388,7 +391,7 @@ def _over(workload: WorkloadSpec, gpus: int) -> WorkloadSpec:
     return replace(workload, recipe=replace(workload.recipe, gpus=max(gpus, workload.recipe.gpus)))
 
 
-# What the traces say of it
+# Its traces
 
 
 _SHARDED: dict[Sharding, tuple[Bucket, ...]] = {
@@ -485,11 +488,11 @@ SHARDING_NOT_RUN = "ZeRO is worked out from the command's own trace, not run"
 
 
 def ranks_line(plan: CommandPlan) -> str:
-    """Say what is known of other numbers of ranks."""
+    """Say what we know about other numbers of ranks."""
     if plan.base.done.is_sharded:
         return f"each of {plan.ranks} ranks holds its part; another number of ranks is another run (--gpus)"
     if plan.ranks > 1:
-        return f"each rank holds the same, however many of them there are: {plan.ranks} or another number"
+        return f"each rank holds this much, with {plan.ranks} ranks or another number"
     phases = plan.base.at(plan.batch_size).phases
     gradients = max((phase.breakdown[Bucket.GRADIENTS] for phase in phases), default=0)
     return (
@@ -504,8 +507,8 @@ def batch_note(plan: CommandPlan) -> str:
     if not plan.base.done.only_at:
         return ""
     if command is None or command.takes_batch:
-        return f"only this batch size is known: {plan.base.done.not_affine}"
-    return f"only this batch size is known: {rewriting(command)}, and every other one will be"
+        return f"batch {plan.batch_size:,} only: {plan.base.done.not_affine}"
+    return f"{rewriting(command)} to see other batch sizes"
 
 
 def exactness(plan: CommandPlan) -> str:

@@ -18,17 +18,17 @@ from gpumem_tui.search.words import how_far
 
 @dataclass(frozen=True)
 class CommandPlanState:
-    """Everything that is known of a command's plan.
+    """Everything known of a command's plan.
 
     Attributes:
         plan: None until the command as it is has been traced.
-        answer: what that trace says on the planned GPU; None while it is worked out.
+        answer: what that trace reports on the planned GPU; None while it is worked out.
         running: what is being traced. `waiting`: the changes that can be. `to_go`: how many of them are. `every`: all
             of them, those too that are not needed.
         left_s: about how long all of them take from the moment on when `running` began.
         busy: a run is under way.
         printed: the last line that the running command printed. `reached`: where it is, and how long it takes yet.
-        failure: why the command cannot be traced; one line. `exit_code`: what that stands for.
+        failure: why the command cannot be traced; one line. `exit_code`: what that means.
     """
 
     config: SearchConfig
@@ -85,12 +85,12 @@ def _silent(state: CommandPlanState) -> CommandPlanState:
 def traced(
     state: CommandPlanState, plan: CommandPlan, answer: TracedAnswer, waiting: Sequence[Combination]
 ) -> CommandPlanState:
-    """Take the trace of the command as it is, and what it says."""
+    """Take the trace of the command as it is, and what it states."""
     return replace(_silent(state), plan=plan, answer=answer, waiting=tuple(waiting))
 
 
 def answered(state: CommandPlanState, answer: TracedAnswer) -> CommandPlanState:
-    """Take what the trace says on the planned GPU; nothing where another one is planned for by now."""
+    """Take what the trace reports on the planned GPU; nothing where another one is planned for by now."""
     return replace(state, answer=answer) if answer.plan.gpu == state.gpu else state
 
 
@@ -108,17 +108,17 @@ def printing(state: CommandPlanState, text: str) -> CommandPlanState:
 
 
 def reaching(state: CommandPlanState, sample: Sample) -> CommandPlanState:
-    """Take how far the running command has come; for how long it runs is said already."""
+    """Take how far the running command has come; the running time is shown already."""
     return replace(state, reached=how_far(replace(sample, progress=replace(sample.progress, elapsed_s=0.0))))
 
 
 def unanswered(state: CommandPlanState, failure: str, gpu: Gpu) -> CommandPlanState:
-    """Note why the trace says nothing on a GPU; nothing where another one is planned for by now."""
+    """Note why the trace gives nothing on a GPU; nothing where another one is planned for by now."""
     return replace(state, failure=failure) if gpu == state.gpu else state
 
 
 def _unanswered(state: CommandPlanState) -> str:
-    """Return why the trace says nothing on the planned GPU, which further runs do not change; else nothing."""
+    """Return why the trace gives nothing on the planned GPU, which further runs do not change; else nothing."""
     return state.failure if state.plan is not None and state.answer is None else ""
 
 

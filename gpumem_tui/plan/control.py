@@ -16,7 +16,7 @@ _DIGITS = 9
 
 
 class PlanError(ValueError):
-    """Controls that contradict each other. `control` is the key of the one to change, the message says how."""
+    """Controls that contradict each other. `control` is the key of the one to change, the message shows how."""
 
     def __init__(self, control: str, message: str) -> None:
         super().__init__(message)
@@ -146,7 +146,7 @@ class Number:
 
     Attributes:
         nudge, jump: the next value for an arrow key alone and with shift.
-        optional: nothing (None) is a value too; it lies below `least`.
+        optional: nothing (None) is a value too, below `least`.
         show: the value as the control shows it, where that is more than the number.
     """
 

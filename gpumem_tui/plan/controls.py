@@ -192,7 +192,7 @@ def _choice(
     get: Callable[[Draft], str] | None = None,
     put: Callable[[Draft, str], Draft] | None = None,
 ) -> Choice:
-    """Return a choice; of the recipe's field of that name where neither `get` nor `put` says otherwise."""
+    """Return a choice; of the recipe's field of that name where neither `get` nor `put` states otherwise."""
     words = _WORDS[key]
     if not callable(options):
         explained = {**words.notes, **(notes or {})}
@@ -250,7 +250,7 @@ def _recipe_put(key: str) -> Callable[[Draft, Any], Draft]:
     return lambda draft, value: replace(draft, recipe=replace(draft.recipe, **{key: value}))
 
 
-# What single controls offer and set
+# Single controls: their values, and the fields that they set
 
 
 def _model_options(draft: Draft) -> tuple[Option, ...]:
@@ -325,7 +325,7 @@ def _extras_choice(key: str, none: str, **extras: Extra) -> Choice:
 
     Args:
         none: the value without any.
-        extras: by the value that stands for it alone; several are their values joined by "+".
+        extras: by the value that represents it alone; several are their values joined by "+".
     """
     every = frozenset(extras.values())
     sets: dict[str, Extras] = {none: frozenset()}

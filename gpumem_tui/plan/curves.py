@@ -1,4 +1,4 @@
-"""How a plan's answers move with one of its numbers: data to draw, with the numbers to print beside it."""
+"""How a plan's answers move with one of its numbers: data to draw, with the numbers to print next to it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Curve:
     Attributes:
         key: names it in code and JSON.
         note: what is assumed, or how to read it.
-        x_here: where the plan stands; None where that is no one place.
+        x_here: where the plan is; None where that is no one place.
         log_x: equal steps of x are doublings.
         stacked: the series are parts of a sum, the first at the bottom.
         marks: where on the x axis something begins.
@@ -73,7 +73,7 @@ def curves(plan: Plan, on_gpus: Sequence[LargestOnGpu] = ()) -> tuple[Curve, ...
     """Return every curve that the closed form draws of `plan`; those with no axis in this network are left out.
 
     Args:
-        on_gpus: the catalog's GPUs, with what a trace says of each: a line of its own beside the formula's.
+        on_gpus: the catalog's GPUs, with what a trace reports of each: a line of its own next to the formula's.
     """
     found = (
         batch_by_sample_size(plan), batch_by_model(plan), batch_by_gpu(plan, on_gpus), activations_by_recompute(plan)

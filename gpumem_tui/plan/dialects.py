@@ -27,11 +27,11 @@ from gpumem_tui.search.frameworks import AUTOCAST_FP16, Dialect, dialect_of, scr
 from gpumem_tui.workload.command import ACCUMULATION, Command
 
 _PASSES = r"(?:gradient[_-]accumulation[_-]steps|accumulate[_-]grad[_-]batches|grad[_-]accum(?:ulation)?(?:[_-]steps)?)"
-"""What programs call the passes of an optimizer step: transformers and nanoGPT, Lightning, many others."""
+"""Names of the passes of an optimizer step: transformers and nanoGPT, Lightning, many others."""
 _GIVES_PASSES = re.compile(rf"-{{0,2}}(?:[\w.]+[.])?{_PASSES}")
 """Options and overrides that give them, without their value."""
 _SETS_PASSES = re.compile(rf"^[ \t]*[\"']?({_PASSES})[\"']?\s*[:=]\s*(\d+(?: *\* *\d+)*)", re.MULTILINE)
-"""Where a configuration, or a script for its options, says how many: a number, or a product of some."""
+"""Where a configuration, or a script for its options, shows how many: a number, or a product of some."""
 _OWN_OPTION = re.compile(
     rf"add_argument\(\s*[\"'](--{_PASSES})[\"'](?:(?:(?!add_argument)[\s\S])*?\bdefault\s*=\s*([\w.]+))?"
 )
@@ -92,7 +92,7 @@ def _with_passes(
     """Return the words with so many times the passes as there are; None where the line has no words for them.
 
     The line's own number is changed; else the script's own option is added, or its framework's, with what its
-    configuration says by now taken times as many. What `ranks` share is made to leave no rest.
+    configuration states by now taken times as many. If `ranks` share it, it is made a multiple of them.
     """
     said = _said_passes(command, words, dialect)
     wanted = said * passes * (ranks if dialect.shares_passes and said * passes % ranks else 1)
@@ -114,7 +114,7 @@ def _with_passes(
 
 
 def _said_passes(command: Command, words: Sequence[str], dialect: Dialect) -> int:
-    """Return the passes that a line says, else its configurations, the last that does, or the script with its own."""
+    """Return the passes that a line states, else its configurations, the last that does, or the script with its own."""
     if (place := _number_in(words, _GIVES_PASSES)) is not None:
         return place[2]
     scripts = scripts_of(command) if dialect.globals else ()
@@ -208,7 +208,7 @@ def _started(
 
 
 def typed_changes(config: SearchConfig) -> Iterator[Technique]:
-    """Yield the changes that a line says, if any, where this one's framework has words for them."""
+    """Yield the changes that a line states, if any, where this one's framework has words for them."""
     command = config.workload.command
     assert command is not None, "a command is planned"
     for key in TYPED:
@@ -253,7 +253,7 @@ class TypedCommand:
 
     Attributes:
         injected: the changes that it does not say. `written`: what to write into the program for them.
-        accumulates: it says the passes of a step, or there is one. `shards`: it starts ranks that hold parts.
+        accumulates: it states the passes of a step, or there is one. `shards`: it starts ranks that hold parts.
     """
 
     command: Command
@@ -273,7 +273,7 @@ def typed_command(config: SearchConfig, changes: Sequence[Technique], passes: in
         words = _with_batch(words, command.proposal.proposed.split(" "))
     for change in changes:
         if change.key == ALLOCATOR:
-            written += [] if change.how.startswith("export") else [change.how]  # an export stands before the command
+            written += [] if change.how.startswith("export") else [change.how]  # an export is before the command
         elif change.key == HALF_LENGTH:
             place = _number_in(words, _LENGTH)
             assert place is not None, "what has no length is not offered a shorter one"

@@ -32,7 +32,7 @@ class Explanation:
         key: a row's name, a technique's or a judgement's key, or one of `DECISIONS`.
         formula: in symbols: b batch, S sequence, h hidden, L layers, a heads, V vocabulary, N parameters, D GPUs,
             w bytes of a value.
-        numbers: the same with this plan's numbers.
+        numbers: the formula with this plan's numbers.
         limits: where it stops being right; "" for nothing to say.
     """
 
@@ -46,7 +46,7 @@ class Explanation:
 
 _DECISION_WORDS = msgspec.convert(toml_tables("help.toml")["decisions"], dict[str, dict[str, str]])
 DECISIONS = {key: Explanation(key, **words) for key, words in _DECISION_WORDS.items()}
-"""What is explained besides rows, techniques and judgements; the textbook's two forms for transformers only."""
+"""Further explanations, besides rows, techniques and judgements; the textbook's two forms for transformers only."""
 
 
 def explanations(plan: Plan) -> Mapping[str, Explanation]:
@@ -89,7 +89,7 @@ def _states() -> str:
             by_count.setdefault(record.per_parameter, []).append(record.counted_as)
     numbers = sorted((count for count in by_count if count.isdecimal()), reverse=True)
     counts = [*numbers, *(count for count in by_count if not count.isdecimal())]
-    # What is a kind, in small letters, comes before what has a name.
+    # Kinds, in small letters, come before names.
     named = {count: ", ".join(sorted(by_count[count], key=lambda name: not name.islower())) for count in counts}
     return "states per parameter: " + "; ".join(f"{names} {count}" for count, names in named.items())
 

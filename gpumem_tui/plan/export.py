@@ -23,7 +23,7 @@ from gpumem_tui.search.prediction import Traced
 
 
 def command_line(plan: Plan) -> str | Unknown:
-    """Return the command that opens this plan, or why there is none.
+    """Return the command that opens this plan, or why it is missing.
 
     Options at their default are left out, and so are extras that change nothing of such a network.
     """

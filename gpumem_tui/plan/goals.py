@@ -24,7 +24,7 @@ class Goals:
     Attributes:
         tokens: to train on, all passes over the data together; None for not said.
         price: of the plan's GPU for an hour, in US dollars; None for not said.
-        prices: the same by a GPU's name, as the user's settings have them.
+        prices: an hour's price by a GPU's name, as the user's settings have them.
         batch_multiple: micro-batches are rounded down to a multiple of it.
         node_gpus: of one machine: more than those come in whole machines.
     """
@@ -66,7 +66,7 @@ Quantity = Literal["batch-size", "seq-len", "gpus", "accumulation"]
 QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 
 AT_ONE_SIZE: frozenset[Quantity] = frozenset({"seq-len", "gpus"})
-"""Those that traces of the plan's own batch size alone answer."""
+"""Quantities that need traces of the plan's own batch size only."""
 
 MOST_TRACES = 12
 """So many are made without a screen, the likeliest first: what is answered must not depend on how fast a machine is."""

@@ -125,7 +125,7 @@ class Solver:
         return found
 
     def answer(self, plan: Plan) -> TracedAnswer | Unknown:
-        """Return what a trace says of a plan, if there is time for one; else why there is none."""
+        """Return what a trace reports of a plan, if there is time for one; else why it is missing."""
         key = trace_key(plan)
         if isinstance(key, Unknown):
             return key
@@ -166,7 +166,7 @@ class Solver:
             return too_long(self.limit_s)
         except (Unusable, ChildDied) as error:
             return Unknown(str(error))
-        # What it finds for one question spares work on the next.
+        # Traces of one question are reused for the next.
         return found if isinstance(found, Unknown) else replace(found, finder=BatchFinder(found.trace, found.settings))
 
 
@@ -178,7 +178,7 @@ def show_command_plan(
 ) -> int:
     """Run the command, print its plan, and return the exit code.
 
-    Ctrl-C ends the runs; what is known by then is printed all the same.
+    Ctrl-C ends the runs; the answer so far is printed anyway.
 
     Args:
         wanted: the changes to try, empty for all that can be made; None for none.

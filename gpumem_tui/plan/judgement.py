@@ -228,7 +228,7 @@ def kaplan_critical_tokens(loss: float) -> float:
 
 
 def critical_batch(plan: Plan) -> Judgement:
-    """Say where the plan's batch stands: beyond the critical batch size, more samples only waste compute."""
+    """Say where the plan's batch is: beyond the critical batch size, more samples only waste compute."""
     advice, batch, seq_len = _Advice("critical-batch"), global_batch(plan), plan.shape.seq_len
     known = {
         "begins": advice.text("begins"),
@@ -307,7 +307,7 @@ def rate_factors(reference_batch: float, batch: float) -> tuple[float, float]:
 
 
 def reference(plan: Plan) -> Reference | None:
-    """Return a published recipe's for such a network; None where there is none."""
+    """Return a published recipe's value for such a network; None if missing."""
     advice, shape = _Advice("learning-rate"), plan.shape
     if shape.record.predicts_tokens:
         parameters = count_parameters(shape)
@@ -354,7 +354,7 @@ def learning_rate(plan: Plan) -> Judgement:
 
 
 def batch_norm(plan: Plan) -> Judgement:
-    """Say whether batch norm sees enough samples: it sees the micro-batch, whatever accumulation adds up to."""
+    """Say whether batch norm sees enough samples: it sees only the micro-batch, not the accumulated batch."""
     advice, known = _Advice("batch-norm"), {"batch": plan.batch_size, "least": SMALLEST_NORMALIZED_BATCH}
     if not plan.shape.record.has_batch_norm:
         return advice.judgement(advice.text("none", model=plan.shape.name))

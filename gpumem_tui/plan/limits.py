@@ -1,8 +1,8 @@
 """How far one of a plan's numbers can go with the others as they are.
 
 The largest micro-batch, the longest sequence, the fewest GPUs, the fewest passes of an optimizer step. By traces where
-there are any, else by the closed form. Nothing is traced here: who asks says what traces there are, and gets the plans
-whose traces are wanted next, until there are none.
+there are any, else by the closed form. Nothing is traced here: who asks shows what traces there are, and gets the plans
+whose traces are wanted next, until none exist.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Narrowed:
 
 @dataclass
 class EndSearch:
-    """The largest value on a grid that fits, by runs: around a guess first, then between what is known.
+    """The largest value on a grid that fits, by runs: around a guess first, then between the values found.
 
     Attributes:
         refined: a better guess after some runs; None for none.
         low: the largest that fits, at first one below the least; `high`: the smallest beyond it that does not.
-        gap: one below `low` that does not fit all the same; None for none that was found.
+        gap: one below `low` that does not fit anyway; None for none that was found.
     """
 
     step: int
@@ -69,7 +69,7 @@ class EndSearch:
 
     @property
     def settled(self) -> bool:
-        """Return whether nothing lies between what fits and what does not, or all there is fits."""
+        """Return whether nothing is between what fits and what does not, or all there is fits."""
         return self.low >= self.most or (self.high is not None and self.high - self.low <= self.step)
 
     def _values(self, guess: int) -> Iterator[tuple[int, ...]]:
@@ -96,7 +96,7 @@ class EndSearch:
         found = self.fits(value)
         if found is True:
             self.low = max(self.low, value)
-            if self.high is not None and self.high < self.low:  # what lies in pieces is less at some larger values
+            if self.high is not None and self.high < self.low:  # what is in pieces is less at some larger values
                 self.high, self.gap = None, self.high
         elif found is False and value > self.low:
             self.high = value if self.high is None else min(self.high, value)
@@ -158,8 +158,8 @@ class Limit:
 
     Attributes:
         value: None where no value will do.
-        formula: what the closed form says; None where it has no value either.
-        beyond: the next value, which does not fit; None where that was not found out or there is none.
+        formula: what the closed form states; None where it has no value either.
+        beyond: the next value, which does not fit; None where that was not found out or none exists.
         plan: with the value; None without one.
         note: what bounds it, or why it is an estimate; empty for nothing to say.
         lift: by formula, the cheapest that gives it a value where it has none; None where nothing does.
@@ -348,7 +348,7 @@ def _fewest_gpus(plan: Plan, known: Known, passes: int | None) -> Limit:
 
     if recipe.sharding == "none":
         return _unsharded_gpus(known, with_gpus(least))
-    # On more GPUs than experts each holds one of a block all the same, and gathers all that they are filled up to.
+    # On more GPUs than experts each holds one of a block anyway, and gathers all that they are filled up to.
     counts = _gpu_counts(least, recipe.least_gpus, plan.goals.node_gpus, _padded_experts(plan) or _MOST_GPUS)
     most = with_gpus(counts[-1])
     place = first_of(len(counts), lambda index: _fits_by_formula(with_gpus(counts[index])))
@@ -430,7 +430,7 @@ def _explained(found: Limit, least: Plan, what: str, known: Known) -> Limit:
     """
     if found.value is not None or found.wanted:
         return found
-    denied = least.batch_size - 1 if _fits_by_formula(least) else None  # a trace says so, where the formula does not
+    denied = least.batch_size - 1 if _fits_by_formula(least) else None  # a trace may see it where the formula does not
     room = room_as_traced(least, denied)
     if lacked := _lacked_bytes(least, known(least)):  # the share of all by trace that must go, of the formula's
         room = min(room, predicted(least).needed_bytes / (lacked + usable_of(least)))

@@ -26,10 +26,10 @@ MOST_GPUS = 100_000
 
 
 class Subject(Protocol):
-    """What a plan is about, for one GPU: a model with a closed form (`Plan`) or a command (`command.CommandPlan`)."""
+    """The subject of a plan, for one GPU: a model with a closed form (`Plan`) or a command (`command.CommandPlan`)."""
 
     def at(self, batch_size: int) -> Subject:
-        """Return the same at another batch size."""
+        """Return the plan at another batch size."""
 
     @property
     def size(self) -> str:

@@ -1,4 +1,4 @@
-"""What `plan` prints with ``--json``, as types: a model's plan, a command's, and a number that was solved for."""
+"""The JSON of `plan --json` as types: a model's plan, a command's, and a number that was solved for."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from gpumem_tui.search.printed import (
 from gpumem_tui.simulator.allocator.profile import beside_allocator_bytes
 from gpumem_tui.workload.spec import WorkloadSpec
 
-# Of a model
+# A model's plan
 
 
 class _PlanAccumulation(JsonObject, frozen=True):
@@ -185,7 +185,7 @@ class _ByTrace(JsonObject, frozen=True):
 
     @classmethod
     def of(cls, traced: TracedAnswer | Unknown) -> _ByTrace:
-        """Return what a trace says, or why there is none."""
+        """Return what a trace reports, or why it is missing."""
         if isinstance(traced, Unknown):
             return cls(fits=None, peak_allocated_bytes=None, max_batch_size=None, unavailable=traced.reason)
         return cls(
@@ -196,7 +196,7 @@ class _ByTrace(JsonObject, frozen=True):
 
 
 class _Combination(JsonObject, frozen=True):
-    """Techniques that together make it fit; null where none do, and `unavailable` says why."""
+    """Techniques that together make it fit; null where none do, and `unavailable` gives the reason."""
 
     techniques: tuple[str, ...] | None
     batch_size: int | UnsetType = UNSET
@@ -293,7 +293,7 @@ class PlanObject(PredictedObject, frozen=True):
         """Work a plan out.
 
         Args:
-            traced: of this plan, made on any GPU of its architecture; or why there is none.
+            traced: of this plan, made on any GPU of its architecture; or why it is missing.
             device: where it would run; None for the plan's GPU, simulated.
             trace_of: what traces say of plans that may be recommended.
             network: what was traced, as `plan_answer` takes it.
@@ -370,7 +370,7 @@ class SolveObject(JsonObject, frozen=True):
         )
 
 
-# Of a command
+# A command's plan
 
 
 class _Tried(JsonObject, frozen=True):

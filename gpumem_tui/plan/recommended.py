@@ -30,14 +30,14 @@ from gpumem_tui.search.prediction import Fit, Traced
 from gpumem_tui.search.words import fit_words, rests_on, room_words, sizes_words, verdict_words, what_fits
 
 _OTHER_TRAINING = ("lora", "qlora", "freeze-half")
-"""What trains less of a network; said where nothing that was traced makes a plan fit."""
+"""Techniques that train less of a network; named where no traced one makes a plan fit."""
 
 Known = Callable[[Plan], TracedAnswer | Unknown]
-"""What a trace says of a plan, or why there is none."""
+"""A trace's answer on a plan, or why it is missing."""
 
 
 def untraced(_plan: Plan) -> Unknown:
-    """Return what is known where nothing but the plan itself is traced."""
+    """Return the answer where nothing but the plan itself is traced."""
     return Unknown("not traced")
 
 
@@ -52,7 +52,7 @@ def judged_at_once(
     """Return what is recommended and the largest batch on every GPU, worked out while traces of the first are made.
 
     Args:
-        traced, now: of the plan as it is; or why there is none. `known`: as `recommended` asks it.
+        traced, now: of the plan as it is; or why it is missing. `known`: as `recommended` asks it.
     """
     with ThreadPoolExecutor(1) as pool:
         best = pool.submit(recommended, plan, now, known)
@@ -64,10 +64,10 @@ def recommended(plan: Plan, now: TracedAnswer | Unknown, known: Known = untraced
     """Return the cheapest that a trace confirms, of those that the formula finds likely.
 
     The formula's choice is asked for first, then dearer ones, if it does not fit, and the cheaper ones last, which do
-    not fit by formula: what is known may be limited by time.
+    not fit by formula: the traces may be cut short by time.
 
     Args:
-        now: what a trace says of the plan as it is; or why there is none.
+        now: what a trace reports of the plan as it is; or why it is missing.
         known: asked for one plan after the other, as long as its answer may change what is recommended.
     """
     if isinstance(now, TracedAnswer) and now.fits:
@@ -105,10 +105,10 @@ _Found = tuple[Combination, TracedAnswer]
 def _confirmed(
     candidates: Sequence[Combination], known: Known, found: _Found | None
 ) -> tuple[_Found | None, list[tuple[Combination, Unknown]]]:
-    """Return the cheapest that a trace says to fit, and those that it says nothing of, in their order.
+    """Return the cheapest that a trace reports to fit, and those that it gives nothing of, in their order.
 
     Args:
-        found: what is known to fit beforehand.
+        found: techniques already found to fit.
     """
     tried, left = list[Combination](), list[tuple[Combination, Unknown]]()
 
@@ -180,7 +180,7 @@ def plan_answer(
     To change: 4 passes of 16.``
 
     Args:
-        on_gpus: what every GPU takes; without them nothing is said of the cheapest.
+        on_gpus: what every GPU takes; without them the cheapest GPU is not named.
         network: what was traced, where that is not to be taken for granted.
     """
     plan = now.plan
@@ -254,7 +254,7 @@ def _takes(plan: Plan) -> str:
 
 
 def _cheapest(plan: Plan, on_gpus: Sequence[LargestOnGpu]) -> str:
-    """Say on which kind of GPU it costs least, of those that it fits on and whose price is known."""
+    """Say on which kind of GPU it costs least, of those that it fits on and that has a price."""
     if not (costs := by_cost(plan, on_gpus)):
         return ""
     row, cost = costs[0]
@@ -263,7 +263,7 @@ def _cheapest(plan: Plan, on_gpus: Sequence[LargestOnGpu]) -> str:
     return f"Cheapest GPU for it: {row.gpu.title}, {money} a million {of} ({cost.price.source})."
 
 
-# Of a command
+# Recommendations for a command
 
 
 def command_answer(plan: CommandPlan, found: TracedAnswer) -> str:

@@ -81,7 +81,7 @@ def capitalized(text: str) -> str:
 
 
 def value_words(found: Limit) -> str:
-    """Say what was solved for, and how it is known.
+    """Say what was solved for, and its source.
 
     >>> value_words(Limit("seq-len", 8192, 8064, "verified", None, 8320))
     '8,192 tokens, verified: it was traced and fits, 8,320 was traced and does not'
@@ -106,11 +106,11 @@ def lift_words(found: Limit) -> str:
         return ""
     if found.lift is not None:
         return f"to lift it, by formula: {found.lift.words}"
-    return f"nothing {'else ' * ('; --' in found.note)}that is known would lift it"
+    return f"no {'other ' * ('; --' in found.note)}known change would lift it"
 
 
 def limit_answer(plan: Plan, found: Limit) -> str:
-    """Say in one line what was solved for: the value, or why there is none and what would give it one."""
+    """Say in one line what was solved for: the value, or why it is missing and what would give it one."""
     answer = f"{capitalized(NAMES[found.quantity])} of {plan.shape.name} on {plan.gpu.title}: {value_words(found)}"
     if found.value is not None:
         return f"{answer}."
@@ -159,7 +159,7 @@ def plan_markdown(plan: Plan, traced: Traced | Unknown, known: Known = untraced,
     """Return the whole plan of a model.
 
     Args:
-        traced: of this plan, made on any GPU of its architecture; or why there is none.
+        traced: of this plan, made on any GPU of its architecture; or why it is missing.
         known: what traces say of plans that may be recommended.
         network: what was traced, as `plan_answer` takes it.
     """
@@ -177,7 +177,7 @@ def plan_markdown(plan: Plan, traced: Traced | Unknown, known: Known = untraced,
             "## Memory of one GPU",
             _compared_ledger(now, by_trace),
             bullets([*_verdict(now, by_trace), *map(sentence, filter(None, (layers, *lacking(plan))))]),
-            "## What would help",
+            "## Changes that help",
             *_combinations(by_trace, best),
             _techniques(all_techniques(plan, by_trace, known)),
             "## Every GPU",
@@ -207,13 +207,13 @@ def command_plan_markdown(plan: CommandPlan) -> str:
             f"## Memory at {plan.size}",
             _ledger(found),
             bullets(_command_verdict(plan, found)),
-            "## What would help",
+            "## Changes that help",
             *_together(plan),
             *_tried(plan, found),
             "## Batch sizes",
             _batches(plan, found),
             *([sentence(note)] if note else []),
-            "## What holds the peak",
+            "## Memory at the peak",
             _places(found),
             "## GPUs",
             _on_gpus(plan),
@@ -314,7 +314,7 @@ def _verdict(now: Answer, traced: TracedAnswer | Unknown) -> Iterator[str]:
 
 
 def _traced_verdict(now: Answer, traced: TracedAnswer) -> Iterator[str]:
-    """Yield what the trace says, and nothing that the formula says otherwise."""
+    """Yield what the trace reports, and nothing that the formula states otherwise."""
     room = room_words(traced.free_range, of=f" of {format_bytes(traced.total_bytes)}")
     yield f"By trace ({traced.traced.ready.profile}) it {traced.fit}: {room}."
     if between := range_line(traced.device_used_range, traced.unknowns):
@@ -349,7 +349,7 @@ def _command_verdict(plan: CommandPlan, found: TracedAnswer) -> Iterator[str]:
         yield f"{report.accumulation_line(plan.config.workload, plan.accumulation)}."
 
 
-# What would help
+# Changes that help
 
 
 def _combinations(now: TracedAnswer | Unknown, best: Recommended) -> Iterator[str]:
@@ -495,15 +495,15 @@ def _largest_on_gpus(found: Sequence[LargestOnGpu], plan: Plan) -> str:
 
 
 def _costs(found: Sequence[LargestOnGpu], plan: Plan) -> Iterator[str]:
-    """Yield what it costs on every GPU that it fits on and whose price is known, the cheapest first."""
+    """Yield what it costs on every GPU that it fits on and that has a price, the cheapest first."""
     costs = by_cost(plan, found)
     if not costs:
         return
     of = "tokens" if plan.shape.seq_len else "samples"
     rows = [(f"`{row.gpu.name}`", span(*one.per_million), one.price.words, one.price.source) for row, one in costs]
     yield (
-        f"What it costs where batch {plan.batch_size:,} fits, by the speed that the roofline gives and without what "
-        "several GPUs lose on each other; `[prices]` in the settings has your own prices:"
+        f"Cost where batch {plan.batch_size:,} fits, at the roofline's speed and without losses "
+        "between GPUs; set your own prices under `[prices]` in the settings:"
     )
     yield table(("GPU", f"cost of a million {of}", "an hour", "by"), rows)
 

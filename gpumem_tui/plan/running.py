@@ -14,7 +14,7 @@ from gpumem_tui.watch.records import ProbeSample
 
 
 def plan_of(watched: WatchedProcess, sample: ProbeSample | None, gpu: GpuReading | None) -> Reading[Plan]:
-    """Return a running training process as a plan on the GPU that it runs on, or why there is none.
+    """Return a running training process as a plan on the GPU that it runs on, or why it is missing.
 
     Its batch is as many samples as the activations at the peak hold by the formula, at least one.
 

@@ -23,7 +23,7 @@ from gpumem_tui.plan.curves import Curve, CurveSeries
 from gpumem_tui.plan.plan import Plan
 
 ALMOST = 0.95
-"""Of the highest throughput: a larger micro-batch than the first that reaches it gains little."""
+"""Share of the highest throughput: a larger micro-batch than the first that reaches it gains little."""
 _SATURATED_BATCH = 1 << 14
 _HOUR_S, _YOURS = 3600.0, "your price"
 
@@ -159,12 +159,12 @@ def throughput(plan: Plan) -> Curve:
 def _single_pass_rate(plan: Plan, size: int, share: float) -> float:
     one_pass = pass_seconds(plan.shape, plan.recipe, plan.gpu, size, share)
     update = update_seconds(plan.shape, plan.recipe, plan.gpu)
-    assert not isinstance(one_pass, Unknown), "the plan's own rate is known"
+    assert not isinstance(one_pass, Unknown), "the plan's own rate exists"
     assert not isinstance(update, Unknown)
     return size / (one_pass + update)
 
 
-# What the wanted tokens take
+# Time and cost of the wanted tokens
 
 
 def run(plan: Plan) -> Run | Unknown:
@@ -209,7 +209,7 @@ class Cost:
 
 
 def price_of(plan: Plan, gpu: Gpu | None = None) -> GpuPrice | None:
-    """Return the price of a GPU: of the plan's own as it says, else as the user's settings or a list say; or None.
+    """Return the price of a GPU: the plan's own, else the user's settings', else a list's; or None.
 
     Args:
         gpu: None for the plan's.
@@ -225,11 +225,11 @@ def price_of(plan: Plan, gpu: Gpu | None = None) -> GpuPrice | None:
 def cost_of(plan: Plan, gpu: Gpu) -> Cost | Unknown:
     """Return what the plan's training costs on another kind of GPU, or why that is not known.
 
-    By the roofline, and without what several GPUs lose on each other; nothing is said of whether it fits.
+    By the roofline, and without what several GPUs lose on each other; whether it fits is a separate question.
     """
     price, found = price_of(plan, gpu), rate(replace(plan, gpu=gpu))
     if price is None:
-        return Unknown(f"no price of {gpu.title} is known: [prices] in the settings")
+        return Unknown(f"no price of {gpu.title}: set it under [prices] in the settings")
     if isinstance(found, Unknown):
         return found
     a_sample = price.an_hour / _HOUR_S * 1e6 / (plan.shape.seq_len or 1)
@@ -237,7 +237,7 @@ def cost_of(plan: Plan, gpu: Gpu) -> Cost | Unknown:
 
 
 def by_cost(plan: Plan, on_gpus: Sequence[LargestOnGpu]) -> tuple[tuple[LargestOnGpu, Cost], ...]:
-    """Return the GPUs that the plan's batch fits on and whose cost is known, the cheapest first."""
+    """Return the GPUs that the plan's batch fits on and that have a cost, the cheapest first."""
     costs = [(row, cost_of(plan, row.gpu)) for row in on_gpus if plan.batch_size <= row.largest]
     known = [(row, cost) for row, cost in costs if isinstance(cost, Cost)]
     return tuple(sorted(known, key=lambda one: sum(one[1].per_million)))

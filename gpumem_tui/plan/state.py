@@ -61,7 +61,7 @@ class PlanState:
 
     @property
     def problem(self) -> Problem | None:
-        """The explanation to show beside a control whose value cannot be used."""
+        """The explanation to show next to a control whose value cannot be used."""
         return self.now.problem or self.refused
 
 
@@ -71,7 +71,7 @@ def opened(plan: Plan) -> PlanState:
 
 
 def entered(state: PlanState, key: str, value: int | None) -> PlanState:
-    """Type a number. What cannot be stays in the control, explained, and the last good plan stays too."""
+    """Type a number. An impossible value stays in the control, explained, and the last good plan stays too."""
     control = control_of(state.draft, key)
     if not isinstance(control, Number):
         raise TypeError(f"{key} takes no number")
@@ -94,7 +94,7 @@ def chosen(state: PlanState, key: str, value: str) -> PlanState:
 
 
 def chosen_by_digit(state: PlanState, key: str, digit: int) -> PlanState:
-    """Pick the named value at that place, the first by 1; refused where there is none."""
+    """Pick the named value at that place, the first by 1; refused without one."""
     found = by_digit([option.value for option in _choice(state, key).options(state.draft)], digit)
     if isinstance(found, Unknown):
         return replace(state, refused=Problem(key, found.reason))
@@ -128,14 +128,14 @@ def paused(state: PlanState) -> PlanState:
 
 
 def undone(state: PlanState) -> PlanState:
-    """Go back by one step; the same state if there is none."""
+    """Go back by one step; the same state without one."""
     if not state.past:
         return paused(state)
     return PlanState(state.past[-1], state.past[:-1], (state.now, *state.future))
 
 
 def redone(state: PlanState) -> PlanState:
-    """Go forward again by one step; the same state if there is none."""
+    """Go forward again by one step; the same state without one."""
     if not state.future:
         return paused(state)
     return PlanState(state.future[0], (*state.past, state.now), state.future[1:])

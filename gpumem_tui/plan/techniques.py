@@ -1,4 +1,4 @@
-"""What each technique buys a plan, and the cheapest set of them that makes it fit: by formula, unless it was traced."""
+"""The saving of each technique, and the cheapest set that makes a plan fit: by formula, unless it was traced."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ _MOST_ASKED_GPUS = 1024
 _SHARED_AXES = ("weights", "precision", "recompute")
 _PER_GPU_AXES = ("attention", "loss", "blocks")
 _FIXED_AXES = ("optimizer", "sharding", "state", "weights-in-host")
-"""Of those that change what each sample takes none changes the fixed bytes, and the other way; the shared ones change
+"""Axes that change the fixed bytes only. Axes that change each sample's bytes leave these alone; the shared ones change
 both."""
 COMBINED_AXES = (*_SHARED_AXES, *_PER_GPU_AXES, *_FIXED_AXES, "sample")
 """The cheapest combination is looked for among changes of these."""
 _NOT_UNDER_ADAPTERS = ("optimizer", "state")
-"""What adapters leave next to nothing of, so that no set has both."""
+"""Techniques that save next to nothing with adapters, so that no set has both."""
 
 
 def techniques(plan: Plan, largest: int | None = None, traced: Sequence[Effect | NotApplicable] = ()) -> Techniques:
@@ -67,8 +67,8 @@ def techniques(plan: Plan, largest: int | None = None, traced: Sequence[Effect |
     maximum batch, then the more bytes saved.
 
     Args:
-        largest: the plan's largest batch as traced: what each technique changes of it is the closed form's, so that
-            no row says of the plan what the trace denies. None for no trace.
+        largest: the plan's largest batch as traced: what each technique changes of it is the closed form's, so
+            that no row contradicts the trace. None for no trace.
     """
     now = _Memory.of(plan, usable_as_traced(plan, largest))
     helping: list[Effect] = []
@@ -178,13 +178,13 @@ def cheapest_combination(plan: Plan, *, traceable: bool = False, room: float = 1
         return _cheapest_at(plan, gpus, times_halved, traceable=traceable, room=room)
 
     def fits_on(gpus: int) -> bool:
-        # What does not fit with the smallest sample does not with any.
+        # If the smallest sample does not fit, no sample fits.
         return cheapest_at(gpus, 0) is not None or bool(most and cheapest_at(gpus, most) is not None)
 
     numbers = [plan.recipe.gpus]
     while 2 * numbers[-1] <= _MOST_ASKED_GPUS:
         numbers.append(2 * numbers[-1])
-    # What fits on some GPUs fits on more, but the first number is by far the likeliest.
+    # A plan that fits on some GPUs fits on more, but the first number is by far the likeliest.
     fewest = 0 if fits_on(numbers[0]) else bisect_left(numbers, True, lo=1, key=fits_on)
     if fewest == len(numbers):
         return Unknown(f"nothing makes one sample fit on {_MOST_ASKED_GPUS:,} GPUs of this kind")
@@ -215,7 +215,7 @@ def unchanged(plan: Plan) -> Combination:
 
 
 _MOST_COMPILED_LAYERS, _MOST_SHARDED_LAYERS = 24, 32
-"""What is compiled is traced with all its layers, about a second for each, or a third of that where one block is
+"""A compiled model is traced with all its layers, about a second for each, or a third of that where one block is
 compiled for all, as of what is sharded; other traces of a plan are of a few layers."""
 
 
@@ -231,7 +231,7 @@ def compiled_or_eager(plan: Plan, now: TracedAnswer | Unknown) -> Combination | 
 
 
 def cheapest_but_as_it_is(plan: Plan, room: float = 1.0) -> Combination | Unknown:
-    """Return by formula, the cheapest set where a trace says that the plan does not fit as it is."""
+    """Return by formula, the cheapest set where a trace states that the plan does not fit as it is."""
     found = cheapest_combination(plan, room=room)
     if isinstance(found, Combination) and found.plan == plan:
         return next(iter(likely_combinations(plan, room)), Unknown("by formula it fits as it is, traced it does not"))

@@ -105,7 +105,7 @@ class TraceReady:
 
 @dataclass(frozen=True)
 class TraceFailed:
-    """There is no trace of this plan; one line says why."""
+    """There is no trace of this plan; one line gives the reason."""
 
     plan: Plan
     reason: str
@@ -207,7 +207,7 @@ class BackgroundTracer:
         self._thread: threading.Thread | None = None
 
     def want(self, plan: Plan) -> TraceState:
-        """Ask for a plan: return what is known of it now. If that is `Pending`, `on_change` is called with the rest."""
+        """Ask for a plan: return its trace. If that is `Pending`, `on_change` is called with the rest."""
         with self._changed:
             if self._closed:
                 return TraceFailed(plan, "the tracer is closed")
@@ -279,7 +279,7 @@ class BackgroundTracer:
         return self.want(plan)
 
     def stop(self, plan: Plan) -> TraceState:
-        """End the trace that is under way, and those that were to follow; return that there is none of `plan`."""
+        """End the trace that is under way, and those that were to follow; return that `plan` has none."""
         with self._changed:
             self._wanted, self._latest = None, None
             self._further.clear()
@@ -289,7 +289,7 @@ class BackgroundTracer:
         return TraceFailed(plan, "the trace was ended; r traces again")
 
     def known(self, plan: Plan) -> TracedAnswer | None:
-        """Return the answer for a plan whose trace is there, whatever plan is wanted; None without a trace."""
+        """Return the answer for a plan whose trace is there, also while another is wanted; None without a trace."""
         with self._changed:
             key = self._key(plan)
             if isinstance(key, Unknown):
@@ -337,7 +337,7 @@ class BackgroundTracer:
                 self._on_change(state)
 
     def _answered(self, plan: Plan, found: _Found) -> TraceReady | TraceFailed:
-        """Return what a trace says of a plan, and keep it for the next time."""
+        """Return what a trace reports of a plan, and keep it for the next time."""
         if isinstance(found, Unknown):
             return TraceFailed(plan, found.reason)
         traced, finder = found

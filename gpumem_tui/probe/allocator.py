@@ -1,4 +1,4 @@
-"""What CUDA's caching allocator says about itself. Never initializes CUDA, never waits for a device, resets nothing."""
+"""Reads the CUDA caching allocator's statistics. Never initializes CUDA, waits for a device or resets anything."""
 
 from __future__ import annotations
 

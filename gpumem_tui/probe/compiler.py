@@ -13,9 +13,9 @@ _frames: Any = torch._C._dynamo.eval_frame
 
 
 def invisible(function: _T) -> _T:
-    """Mark a function that compiled code calls: it is called as it is. What it calls in turn is not covered.
+    """Mark a function that compiled code calls: it is called as it is. Functions that it calls are not covered.
 
-    `torch.compiler.disable` does the same, but imports all of the compiler.
+    `torch.compiler.disable` does this too, but imports all of the compiler.
     """
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     return passed_over(function)
@@ -24,7 +24,7 @@ def invisible(function: _T) -> _T:
 def passed_over(function: _T) -> _T:
     """Mark a function that compiled code must be able to trace: nothing is compiled for it where it is called as it is.
 
-    An `invisible` one would break the graph, which is an error in a program that asks for a full one. What it does
+    An `invisible` one would break the graph, which is an error in a program that asks for a full one. Its behaviour
     while `torch.compiler.is_compiling` is traced; so that should be nothing.
     """
     code = function.__code__  # type: ignore[attr-defined]

@@ -48,7 +48,7 @@ def _install(how: str, late: bool) -> None:
         Probe(how, late).install()
     except Exception as error:  # noqa: BLE001  a torch too old, a broken installation: then it is not watched
         _problem = f"{type(error).__name__}: {error}"
-        if how != "attach":  # whoever attaches is told, the program's user would not be
+        if how != "attach":  # reported to whoever attaches, not to the program's user
             import logging
 
             logging.getLogger("gpumem_tui").warning("gpumem-tui cannot watch this process: %s", _problem)

@@ -25,7 +25,7 @@ _MOST_LINKS = 40
 
 
 class WireError(ValueError):
-    """A file is not what a probe of this schema writes; the message says why, for a person."""
+    """A file is not what a probe of this schema writes; the message gives the reason, for a person."""
 
 
 class Folder:

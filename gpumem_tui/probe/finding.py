@@ -50,7 +50,7 @@ _PASSED = (type, ModuleType, BuiltinFunctionType, CodeType, FrameType, Traceback
 
 
 class Modules:
-    """The modules that are known.
+    """The modules known.
 
     A module becomes known when a parameter, a buffer or a part is put into it, or when it is copied or read from a
     file: both go through `nn.Module.__setstate__`.
@@ -92,7 +92,7 @@ class Modules:
 
         before = nn.Module.__setstate__
 
-        def __setstate__(module: nn.Module, state: Any) -> None:  # noqa: N807  it stands in for the method
+        def __setstate__(module: nn.Module, state: Any) -> None:  # noqa: N807  it replaces the method
             before(module, state)  # type: ignore[no-untyped-call]
             put_part(module)
 
@@ -126,7 +126,7 @@ class Modules:
 
 
 def _restore(ours: Any, before: Any) -> None:
-    if nn.Module.__setstate__ is ours:  # else somebody has put something over it, and goes on calling it
+    if nn.Module.__setstate__ is ours:  # else somebody has put something over it, and keeps calling it
         nn.Module.__setstate__ = before  # type: ignore[method-assign]
 
 
@@ -215,7 +215,7 @@ def _locals(frame: FrameType) -> list[Any]:
     return values
 
 
-# What is trained
+# The trained model
 
 _FEW_BLOCKS = 1_000_000
 """Memory blocks of Python's (`sys.getallocatedblocks`) up to which all objects can be gone through in about 30 ms."""
@@ -237,7 +237,7 @@ class FoundTraining:
     """Every tensor of what is trained, at one moment. Holds them alive: drop it soon.
 
     Attributes:
-        parameters: of the optimizers. `more_parameters`: of the modules around and beside them, frozen ones included.
+        parameters: of the optimizers. `more_parameters`: of the modules around and next to them, frozen ones included.
         state: what optimizers keep, by the `id` of its parameter.
     """
 
@@ -255,7 +255,7 @@ class FoundTraining:
     def holdings(self) -> dict[int, Holdings]:
         """Sum the bytes by device. A storage counts once, where it is met first.
 
-        What an optimizer knows comes before what modules do: torch.compile makes modules that hold everything.
+        An optimizer's knowledge comes before that of modules: torch.compile makes modules that hold everything.
         """
         counted: set[int] = set()
 
@@ -285,8 +285,8 @@ class FoundTraining:
 class Finder:
     """Knows the optimizers that stepped, and all modules.
 
-    A module tree is trained when any of its parameters is in an optimizer or has a gradient. What other trees hold (a
-    frozen teacher, a reference model, a moving average of the weights) are parameters too: else the remainder at the
+    A module tree is trained when any of its parameters is in an optimizer or has a gradient. Other trees (a frozen
+    teacher, a reference model, a moving average of the weights) hold parameters too: else the remainder at the
     peak, which is called activations, would have them.
 
     Attributes:
@@ -338,10 +338,10 @@ class Finder:
         return _alive(self._untrained)
 
     def update(self) -> None:
-        """Put in order what is known by now.
+        """Sort the modules found so far.
 
-        Where the probe came late, a program of few objects is gone through once, in about 30 ms. Of one with millions
-        only what its running functions reach is searched, for at most 20 ms, then for 40 and for 80.
+        Where the probe came late, a program of few objects is gone through once, in about 30 ms. In a program with
+        millions, only objects within reach of its running functions are searched, for at most 20 ms, then 40 and 80.
         """
         if not self.complete and sys.getallocatedblocks() <= _FEW_BLOCKS:
             self._add(*modules_and_optimizers_in(gc.get_objects()))
@@ -417,7 +417,7 @@ def _without_copies(roots: list[nn.Module]) -> list[nn.Module]:
     return kept
 
 
-# What is trained, for viewers
+# The trained model, for viewers
 
 _MOST_PARAMETERS = 20_000
 

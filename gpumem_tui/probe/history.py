@@ -138,7 +138,7 @@ class StepHistory:
     def kept(self) -> dict[Site, list[int]]:
         """Return the sizes of what each step left behind, by place; called at the end of a step.
 
-        Of the steps before the last each must keep something at the same place: a buffer that is made once is no
+        Each step before the last must keep something at that place: a buffer that is made once is no
         growth, and of several steps the one counts that keeps least. Parameters, gradients and optimizer state are
         left out: they are made once, or anew in each step instead of the old.
         """
@@ -183,7 +183,7 @@ class StepHistory:
     def _bucket(self, allocation: _Allocation) -> Bucket:
         """Return an allocation's bucket: untagged, by when it was made and released (`untagged_bucket`).
 
-        What was there before the step is unexplained. What was made before forward, and was still there when it began,
+        Memory from before the step is unexplained. Blocks from before forward that were still there when it began,
         is batch data.
         """
         if allocation.bucket is not None:

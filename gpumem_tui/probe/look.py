@@ -26,7 +26,7 @@ from gpumem_tui.step.walking import gradients_of, memory_of, parameters_of, tens
 
 _LONGEST_S = 600.0
 _STEPS = 3
-"""The first is the one that is looked at. What it and the second leave behind is told by the end of the third."""
+"""The first is the one that is looked at. The end of the third step shows what it and the second leave behind."""
 _MOST_FOLLOWED = 200_000
 """Allocations and releases of a step, up to which the steps after it are followed too: reading them takes seconds."""
 _MOST_IN_PASSING = 100_000
@@ -80,7 +80,7 @@ class Look:
         """Begin to record; or, with nothing left behind, why that cannot be done."""
         try:
             reason = self._begin(roots)
-        except Exception as error:  # noqa: BLE001  whatever it is, who asked is told
+        except Exception as error:  # noqa: BLE001  any error is reported to whoever asked
             reason = f"{type(error).__name__}: {error}"
         if reason:
             self.stop()
@@ -102,7 +102,7 @@ class Look:
             self._recorder = self._operators(roots, follows)
         if not follows:
             reason = _COMPILED if compiled else "no module holds what is trained"
-            more = f"{reason}; of the phases only backward is known" if compiled else reason
+            more = f"{reason}; backward is the only known phase" if compiled else reason
             for what, why in (("module", reason), ("phases", more)):
                 self._recorder.unavailable.setdefault(what, why)
         if compiled:
@@ -146,7 +146,7 @@ class Look:
             if not begun and not in_backward():
                 try:
                     self._failure = self._record(parts)
-                except Exception as error:  # noqa: BLE001  whatever it is, who asked is told
+                except Exception as error:  # noqa: BLE001  any error is reported to whoever asked
                     self._failure = f"{type(error).__name__}: {error}"
                 self._enter(Phase.FORWARD, arguments if id(module) in parts else ())
 
@@ -170,7 +170,7 @@ class Look:
             self._step, self._step_s = step, time.perf_counter() - self._started
         try:
             return self._after_step()
-        except Exception as error:  # noqa: BLE001  whatever it is, who asked is told
+        except Exception as error:  # noqa: BLE001  any error is reported to whoever asked
             return self.abandon(f"{type(error).__name__}: {error}")
 
     def _after_step(self) -> LookAnswer | None:
@@ -211,7 +211,7 @@ class Look:
         return self._recorder is None or self._recorder.stop()
 
     def disarm(self) -> None:
-        """Do nothing any more. What was put in place stays, without effect: a forked child may do no more than that."""
+        """Do nothing any more. The hooks stay in place, without effect: a forked child may do no more than that."""
         self._active = False
         if self._recorder is not None:
             self._recorder.active = False
@@ -301,7 +301,7 @@ class Look:
     def _enter(self, phase: Phase, batch: Any = (), gradients: Iterable[torch.Tensor] = ()) -> None:
         """Begin a phase, with this batch, and with these gradients, which may be gone before the step ends.
 
-        What fails here ends the look, not the step: arguments can be anything.
+        An error here ends the look, not the step: arguments can be anything.
         """
         if not self._active or self._recorder is None:
             return
@@ -310,7 +310,7 @@ class Look:
             self._recorder.enter(phase)
             self._recorder.tag(Bucket.GRADIENTS, gradients)
             self._recorder.tag(Bucket.BATCH_DATA, (tensor for tensor in tensors_in(batch) if tensor.grad_fn is None))
-        except Exception as error:  # noqa: BLE001  whatever it is, who asked is told
+        except Exception as error:  # noqa: BLE001  any error is reported to whoever asked
             self._fail(error)
 
     def _tell(self, what: Callable[[HistoryRecorder], None]) -> None:
@@ -318,7 +318,7 @@ class Look:
         if self._active and isinstance(self._recorder, HistoryRecorder):
             try:
                 what(self._recorder)
-            except Exception as error:  # noqa: BLE001  whatever it is, who asked is told
+            except Exception as error:  # noqa: BLE001  any error is reported to whoever asked
                 self._fail(error)
 
     def _fail(self, error: Exception) -> None:
@@ -373,7 +373,7 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 def _has_compiled_code(modules: Iterable[nn.Module]) -> bool:
     """Return whether torch.compile has compiled anything here, or is to compile one of these modules.
 
-    What it compiles with `fullgraph` is no frame in its counts, but a graph; and is an error in the program where it
+    A function compiled with `fullgraph` is no frame in its counts, but a graph; and is an error in the program where it
     cannot be compiled, such as below our recorder.
     """
     dynamo = sys.modules.get("torch._dynamo.utils")

@@ -26,7 +26,7 @@ from gpumem_tui.step.sites import callers, is_own
 
 _OutOfMemory: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
 _HOST_MEMORY = re.compile(r"DefaultCPUAllocator: .*memory: you tried to allocate (\d+) bytes")
-"""So torch says it, in a plain `RuntimeError` (c10/core/impl/alloc_cpu.cpp)."""
+"""So torch states it, in a plain `RuntimeError` (c10/core/impl/alloc_cpu.cpp)."""
 _SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB)"
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _CAUGHT_EVERY_S = 1.0
@@ -136,8 +136,8 @@ class BlackBox:
         """Write down a request that the allocator gives up on; the program may yet catch the error.
 
         Args:
-            total_bytes: of the device, or where the process has set itself a limit, this limit: so the allocator says
-                it (`malloc` in c10/cuda/CUDACachingAllocator.cpp).
+            total_bytes: of the device, or where the process has set itself a limit, this limit: so the allocator
+                reports it (`malloc` in c10/cuda/CUDACachingAllocator.cpp).
         """
         if time.monotonic() - self._last_at < _CAUGHT_EVERY_S:
             return
@@ -192,7 +192,7 @@ class BlackBox:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Return whether it says itself that a device's memory ran out, or the host's."""
+    """Return whether it states itself that a device's memory ran out, or the host's."""
     if isinstance(error, RuntimeError) and _HOST_MEMORY.search(str(error)):
         return True
     return isinstance(error, (_OutOfMemory, MemoryError))
@@ -223,7 +223,7 @@ def _document(state: LastState, device: int | None, **more: Any) -> PostMortem:
     """Make the document of this moment, with the allocator's figures where there is one.
 
     Args:
-        more: what else is known, by the names of `PostMortem`.
+        more: further facts, by the names of `PostMortem`.
     """
     held = state.holdings.get(CPU if device is None else device, Holdings())
     document = PostMortem(
@@ -259,7 +259,7 @@ def _document(state: LastState, device: int | None, **more: Any) -> PostMortem:
 
 
 def _host_document(state: LastState, text: str) -> PostMortem:
-    """Make the document of an error that says that host memory ran out.
+    """Make the document of an error that reports exhausted host memory.
 
     How much of that is free depends on whom one asks, so it has what the process holds and what binds it instead.
     """

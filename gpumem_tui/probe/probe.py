@@ -67,7 +67,7 @@ class Probe:
     """Lives in the training process. Never waits, never raises into the program.
 
     All that happens, happens in the hook that torch calls after an optimizer's step, at the program's exit and when
-    memory runs out; a thread that sleeps otherwise says where the program stands once steps have stopped. After
+    memory runs out; a sleeping thread reports where the program is once steps have stopped. After
     `MOST_FAILURES` failures in a row the probe switches itself off, and tries again every `AGAIN_S`. A forked child
     publishes for itself, once it steps an optimizer; those that load data never do.
 
@@ -125,7 +125,7 @@ class Probe:
         os.register_at_fork(after_in_child=self._begin_in_child)
         atexit.register(self._end)
 
-    # What torch, the interpreter and the allocator call
+    # Called by torch, the interpreter and the allocator
 
     def _boundary(self, optimizer: torch.optim.Optimizer) -> None:
         """Do what is due after an optimizer's step, or get to know a new optimizer."""
@@ -161,7 +161,7 @@ class Probe:
             return None
         try:
             return work()
-        except Exception as error:  # noqa: BLE001  whatever it is, the training goes on; it is counted and published
+        except Exception as error:  # noqa: BLE001  any error: the training continues; it is counted and published
             self._errors += 1
             self._failures += 1
             if self._failures >= MOST_FAILURES and not self._is_off:
@@ -348,7 +348,7 @@ class Probe:
                 host_bytes=-1 if host_bytes is None else host_bytes,
                 limit_bytes=(allocator.limit_bytes(device) if device in cuda else None) or -1,
             )
-            for device in sorted({*holdings, *cuda} or {wire.CPU})  # where nothing is left, that is said
+            for device in sorted({*holdings, *cuda} or {wire.CPU})  # an empty result is published too
         ]
 
     # When memory runs out
@@ -371,7 +371,7 @@ class Probe:
         if self._finder.stale:
             self._finder.update()
         if self._look is not None and not self._look.is_over:
-            with suppress(Exception):  # what is known without it is told all the same
+            with suppress(Exception):  # the rest is reported anyway
                 self._kept = self._look.kept_so_far() or self._kept
         return LastState(self._steps.steps, self._finder.trained().holdings(), list(self._samples), self._kept)
 
@@ -399,7 +399,7 @@ class Probe:
         request = decode_request(read_private(path, MAX_REQUEST_BYTES, (os.getuid(), 0)))
         files = self._open_ring().files
         if request.kind != "look" or (request.number <= self._answered and files.look.exists()):
-            return  # without an answer beside it, requests are numbered from the beginning again
+            return  # without an answer next to it, requests are numbered from the beginning again
         self._answered = request.number
         self._start_look(request.number, optimizer, in_backward)
 

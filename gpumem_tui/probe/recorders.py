@@ -94,7 +94,7 @@ class BetweenSteps:
         self._history.end_step()
 
     def result(self) -> list[LookedDevice]:
-        """Return what is known of the step that has just ended.
+        """Return what we know about the step that has just ended.
 
         Raises:
             Exception: what went wrong while recording; the program did not notice.
@@ -321,7 +321,7 @@ class Segments:
 
 
 class HistoryRecorder:
-    """Has the allocator write down every event, and notes beside it where the step is.
+    """Has the allocator write down every event, and notes next to it where the step is.
 
     Nothing here synchronizes or allocates on a device. The hooks that follow modules are left out for compiled code,
     which would be compiled anew for them.
@@ -424,7 +424,7 @@ class HistoryRecorder:
         for device, history in self._histories():
             missing = allocator.figures(device)["allocated_bytes"] - history.live_bytes()
             if missing:
-                self.unavailable["sum"] = f"at the step's end the allocator counts {missing:+,} bytes beside these"
+                self.unavailable["sum"] = f"at the step's end the allocator counts {missing:+,} bytes besides these"
             found.append(history.result(device, allocator.device_uuid(device)))
         return found
 

@@ -133,7 +133,7 @@ def _this_process(files: Files, entry: str) -> wire.Process:
 
 
 def _ranks() -> tuple[int | None, int | None, int | None]:
-    """Return rank, local rank and world size, as torch.distributed says, else as a launcher's environment does."""
+    """Return rank, local rank and world size, as torch.distributed states, else as a launcher's environment does."""
     distributed = sys.modules.get("torch.distributed")
     place = ranks_here(os.environ)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -144,8 +144,8 @@ def _ranks() -> tuple[int | None, int | None, int | None]:
 def _job(world_size: int | None) -> str | None:
     """Return the job's name by Slurm (man sbatch) or torchrun (torch.distributed.elastic, "Environment Variables").
 
-    Without a rendezvous that has an id, torchrun writes "none": then ranks are told by where they meet, which no other
-    job does at that time.
+    Without a rendezvous that has an id, torchrun writes "none": then ranks are distinguished by where they meet, which
+    no other job does at that time.
     """
     slurm, torchrun = os.environ.get("SLURM_JOB_ID"), os.environ.get("TORCHELASTIC_RUN_ID")
     name = f"slurm {slurm}" if slurm else torchrun if torchrun != "none" else None

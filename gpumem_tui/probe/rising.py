@@ -29,7 +29,7 @@ _AGAIN_S = 60.0
 
 
 class Rising:
-    """Follows what each device holds after a step beside parameters, gradients and optimizer state."""
+    """Follows what each device holds after a step besides parameters, gradients and optimizer state."""
 
     def __init__(self) -> None:
         self._points: dict[int, list[tuple[int, int]]] = {}

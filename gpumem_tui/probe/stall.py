@@ -1,4 +1,4 @@
-"""Where a program stands whose steps have stopped: the training thread's stack, seen from a thread that else sleeps.
+"""Where a program whose steps have stopped is: the training thread's stack, read by a thread that sleeps until then.
 
 Standard library only, Python 3.9.
 """
@@ -20,12 +20,12 @@ from gpumem_tui.probe.wire import Stall
 from gpumem_tui.step.sites import is_installed, is_own
 
 EVERY_S = 5.0
-"""Between two looks at whether steps go on, which is all that the thread does while they do."""
+"""Between two looks at whether steps continue, which is all that the thread does while they do."""
 STOPPED_S = 10.0
 """Without a step for so long, the stack is looked at."""
 _TOLD_AGAIN_S = 30.0
 _BUSY_SHARE = 0.1
-"""Of the time between two looks: a thread that computed for less is idle. A busy machine gives it no more."""
+"""Share of the time between two looks: a thread that computed for less is idle. A busy machine gives it no more."""
 _MOST_FRAMES, _LONGEST = 40, 200
 
 _COLLECTIVE = re.compile(r"torch[/\\]distributed[/\\]distributed_c10d\.py$")
@@ -41,7 +41,7 @@ the first here, as what is recomputed in backward is of it."""
 
 
 class Watchdog:
-    """Publishes where the training thread stands, once no step has ended for a while.
+    """Publishes where the training thread is, once no step has ended for a while.
 
     Args:
         steps: those of the process. Nothing of it is changed here.
@@ -104,7 +104,7 @@ def _thread_time(native: int) -> float:
 
 
 def _stall(innermost: FrameType, is_busy: bool) -> Stall:
-    """Return where a thread stands, without times."""
+    """Return where a thread is, without times."""
     stack: list[str] = []
     source = function = collective = ""
     library: tuple[str, str] | None = None

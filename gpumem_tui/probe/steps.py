@@ -17,7 +17,7 @@ class StepCount:
 
     A step begins when an optimizer steps that has stepped already since the last one began: so the two of a GAN count
     once, the busier one decides, and of optimizers that are used one after another all steps count, but for the first
-    of each turn, which might be of the step before. A second run in the same process goes on from the first.
+    of each turn, which might be of the step before. A second run in the same process continues from the first.
 
     A class that overrides `step` and calls its parent's fires the hook in both: that is seen on the stack when it first
     steps, and at every `recheck`, as torch puts the hook around the parent's only when the first of that class is made.
@@ -72,9 +72,9 @@ class StepCount:
         self.current, self.run = key, 1
 
     def recheck(self, optimizer: torch.optim.Optimizer) -> None:
-        """Look whether the optimizer fires its hook more often within a step by now; the count goes on from here.
+        """Look whether the optimizer fires its hook more often within a step by now; the count continues from here.
 
-        What fired since the last check stays counted as it was: which of it was twice cannot be told any more.
+        Hooks fired since the last check stay counted: which of them fired twice is no longer known.
         """
         self._settle()
         key = id(optimizer)
@@ -84,7 +84,7 @@ class StepCount:
             self._fired[key] = 1
 
     def forget(self, key: int) -> None:
-        """Forget an optimizer that is gone, as its `id` may come back as another's. The count stands."""
+        """Forget an optimizer that is gone, as its `id` may come back as another's. The count stays."""
         self._settle()
         if self.current == key:
             self.current = 0
@@ -99,7 +99,7 @@ class StepCount:
         return self._fired[key] % self._fires_per_step[key] == 0
 
     def _settle(self) -> None:
-        """Count what the current optimizer has fired: the first call of `step` may be of the step that goes on."""
+        """Count what the current optimizer has fired: the first call of `step` may be of the step that continues."""
         run, self.run = self.run, 0
         if not run:
             return

@@ -1,6 +1,6 @@
-"""What a probe publishes: the ring of samples, the documents beside it, and the requests that a viewer makes.
+"""A probe's files: the ring of samples, the documents next to it, and the requests that a viewer makes.
 
-The ring is one fixed-size file for each watched process, written round and round by its probe: a header that says who
+The ring is one fixed-size file for each watched process, written round and round by its probe: a header that states who
 writes, then slots of one record for each device and sample. The writer never waits for a reader. Documents are JSON
 with a schema's number; a field with a default is one that probes of an earlier version do not write. Viewers read both
 by these classes (`gpumem_tui.watch.documents`), checked by their annotations. Standard library only, Python 3.9.
@@ -39,7 +39,7 @@ DeviceNumber = Annotated[int, AtLeast(-1)]
 """Number of a CUDA device as its process has it, or `CPU`."""
 
 
-# What is trained
+# The trained model
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ class Trained:
 class HeldPlace:
     """The bytes that one place in the program holds of one bucket at the peak. A text that is empty is unknown.
 
-    `bucket` is a key of `gpumem_tui.memory.Bucket`, `module` a qualified name, `source` ``file.py:line``. What was
-    there before the step (`before_step`) has no line; its module is the one whose parameter or buffer it is, or whose
+    `bucket` is a key of `gpumem_tui.memory.Bucket`, `module` a qualified name, `source` ``file.py:line``. A block
+    from before the step (`before_step`) has no line; its module is the one whose parameter or buffer it is, or whose
     parameter's gradient or optimizer state.
     """
 
@@ -118,7 +118,7 @@ class HeldPlace:
     before_step: bool = False
 
     def place(self, by: Literal["module", "source"]) -> str:
-        """Return its module or source line, for a person; in brackets why there is none."""
+        """Return its module or source line, for a person; in brackets why it is missing."""
         if by == "module":
             return self.module or "(no module known)"
         return self.source or ("(allocated before this step)" if self.before_step else "(no line known)")
@@ -132,8 +132,8 @@ class LookedDevice:
         device, device_uuid: as in `Record`.
         peak_bytes: the highest sum of live bytes during the step; on CUDA what the allocator calls allocated.
         buckets: the bytes at that moment by bucket; their sum is `peak_bytes`.
-        held: the same, by place, the largest first. What is too small to list is one row a bucket and
-            age with no place, last.
+        held: the bytes by place, the largest first. Blocks too small to list are one row a bucket
+            and age with no place, last.
         timeline: (seconds since the step began, live bytes), thinned out, the peak kept.
         phases: (seconds since the step began, phase that begins).
         peak_s: when the peak was, in seconds since the step began.
@@ -185,8 +185,8 @@ class LookAnswer:
         devices: empty if nothing was recorded.
         kept: what every step leaves behind, the largest first. None as long as the two steps that follow the looked one
             have not ended, when the document is written again; or for ever, with a reason in `unavailable`.
-        unavailable: reasons by what they concern: ``look`` if there is none at all; ``module``, ``phases``,
-            ``peak``, ``kept``; ``allocator`` where there is none; ``events`` if there were too many; ``sum`` if the
+        unavailable: reasons by what they concern: ``look`` if there is no look; ``module``, ``phases``,
+            ``peak``, ``kept``; ``allocator`` if missing; ``events`` if there were too many; ``sum`` if the
             allocator counts more.
     """
 
@@ -216,8 +216,8 @@ class PostMortem:
         message: the error's text, at most 2,000 characters; empty if only the allocator spoke. Viewers keep its first
             line.
         buckets: parameters, gradients, optimizer on that device, at that moment.
-        allocated_bytes, reserved_bytes, ...: the allocator's figures at that moment; None without an allocator. What
-            `allocated_bytes` exceeds the buckets by is activations, batch data, temporary and other.
+        allocated_bytes, reserved_bytes, ...: the allocator's figures at that moment; None without an allocator. The
+            excess of `allocated_bytes` over the buckets is activations, batch data, temporary and other.
         fatal: whether the error ended the process (True), or was seen when it was raised and may have been caught.
         device_name: as CUDA calls it; empty if unknown. compute_capability: (major, minor); None if unknown.
         resident_bytes, limit_bytes, limit_owner: of an error of host memory: what the process held of it (``VmRSS``),
@@ -293,12 +293,12 @@ class Exit:
     limit_owner: str
 
 
-# Where it stands
+# Where it is
 
 
 @dataclass(frozen=True)
 class Stall:
-    """``.stall.json``: where the training thread stands when no step has ended for a while; written again as it moves.
+    """``.stall.json``: where the training thread is when no step has ended for a while; written again as it moves.
 
     It counts as long as no step has ended since `monotonic_ns`.
 
@@ -400,12 +400,13 @@ class Process:
         pid, start_ticks: as the process itself sees them; in a container the pid is the container's.
         started_ns: wall time at which the ring was made.
         entry: how the probe got in: ``run``, ``attach``, ``call`` or ``callback``.
-        rank, local_rank, world_size: as the launcher's environment says; None outside of a distributed job.
+        rank, local_rank, world_size: as the launcher's environment states; None outside of a distributed job.
         python, torch: versions.
         visible_devices: ``CUDA_VISIBLE_DEVICES``; None if unset.
         command: the command line; cut short if it would not fit.
         job: what its launcher calls the job that it is a rank of: Slurm's number, the id of torchrun's rendezvous, or
-            where the ranks meet. The same on all machines; None where the launcher says nothing, and from older probes.
+            where the ranks meet. Equal on all machines; None where the launcher gives nothing, and from older
+            probes.
     """
 
     pid: Count
@@ -427,10 +428,10 @@ class Record:
     """A sample of one device. Records of one sample share `monotonic_ns`. A byte or event count of -1 is unknown.
 
     Attributes:
-        sequence: counts records from 1; also says which slot.
+        sequence: counts records from 1; also shows which slot.
         step: optimizer steps since the probe came in.
         wall_ns: time of day. Can jump.
-        monotonic_ns: the machine's monotonic clock (`time.monotonic_ns`), the same in every process: age is a
+        monotonic_ns: the machine's monotonic clock (`time.monotonic_ns`), shared by every process: age is a
             difference of these.
         step_s: mean seconds of a step since the sample before; NaN if unknown.
         phase: one of `PHASES`.
@@ -444,7 +445,7 @@ class Record:
         requested_bytes: what was asked for, before rounding.
         dropped: samples that could not be written so far.
         errors: exceptions inside the probe that were swallowed so far.
-        host_bytes: resident host memory of the process, without pages of files; the same in all records of a sample.
+        host_bytes: resident host memory of the process, without pages of files; equal in all records of a sample.
         limit_bytes: what the process may reserve of the device, where it has set itself a limit.
     """
 

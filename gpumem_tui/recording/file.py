@@ -2,8 +2,8 @@
 
 It is gzip: `zcat` shows the lines. The first line is the header; then comes, in each gzip member, one whole picture and
 up to 59 patches to it. Every line is flushed when it is written, so a recorder that is killed
-loses nothing. Each member has its checksum, and each picture one of its own, by which those before a damage are known:
-what is damaged is not played. A member can be read without those before it, which is how a moment is sought.
+loses nothing. Each member has its checksum, and each picture one of its own, which marks those before a damage as
+whole: what is damaged is not played. A member can be read without those before it, which is how a moment is sought.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RecordingWriter(Generic[T]):
 
     Args:
         kind: of the pictures.
-        header: what stands in the first line besides the program.
+        header: what is in the first line besides the program.
 
     Raises:
         RecordingError: the file exists already or cannot be made.
@@ -71,16 +71,16 @@ class RecordingWriter(Generic[T]):
             path.unlink(missing_ok=True)  # nothing is in it
             raise
 
-    def add(self, picture: T, **beside: object) -> None:
+    def add(self, picture: T, **more: object) -> None:
         """Append one picture.
 
         Args:
-            beside: what else stands in its line.
+            more: further fields of its line.
 
         Raises:
             RecordingError: the disk is full or gone; what was written before can still be played.
         """
-        text = self._writer.line(picture, beside, whole=self._packer is None)[:-1]
+        text = self._writer.line(picture, more, whole=self._packer is None)[:-1]
         self._append(b"%b%b%d}" % (text, _CHECKSUM, zlib.crc32(text)))
         if self._lines == _MEMBER_LINES:
             self._end_member()

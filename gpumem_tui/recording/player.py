@@ -37,8 +37,8 @@ class RecordingIndex:
     """The moments of a recording and when its alerts began; filled from its beginning to its end.
 
     Attributes:
-        last_s: the latest moment that is known; `share`: of the file, how much.
-        is_done: whether all of it is known.
+        last_s: the latest moment known; `share`: of the file, how much.
+        is_done: whether all of it was read.
         damage: one line if the file ends early, else empty.
     """
 
@@ -63,7 +63,7 @@ class RecordingIndex:
 
     @property
     def first_s(self) -> float:
-        """Return where the recording begins; 0 before that is known."""
+        """Return where the recording begins; 0 before the first picture."""
         return self._times[0] if self._times else 0.0
 
     @property
@@ -153,14 +153,14 @@ def _marks_in(line: bytes) -> list[AlertMark]:
 class Player(LatestSnapshot):
     """Plays a recording and stays on its last picture: to a screen it is what connections to its hosts are.
 
-    Of a recording of one machine it is a source of that machine's snapshots too (`monitor.snapshot.Source`).
+    For a recording of one machine it is a source of that machine's snapshots too (`monitor.snapshot.Source`).
 
     Args:
         speed: 2 plays two recorded seconds in one.
         past_s: how far back charts reach.
 
     Attributes:
-        notice: how it stands, in a few words.
+        notice: its state, in a few words.
         shown_s: when the newest picture was (`time.monotonic`): while it is held, nothing grows older.
         connections: the hosts of the first picture, by name.
         jumps: how often a moment was sought: what was remembered of the pictures before counts no more.
@@ -220,7 +220,7 @@ class Player(LatestSnapshot):
         return None if self.picture is None else self.picture.snapshot
 
     def next(self, timeout_s: float) -> HostsPicture | None:
-        """Return the picture after the newest; None if there is none in time, or none ever again."""
+        """Return the picture after the newest; None if none comes in time, or none ever again."""
         return self._newest.wait(self._newest.value, timeout_s)
 
     def past_snapshots(self, name: str = "") -> Sequence[Snapshot]:
@@ -240,11 +240,11 @@ class Player(LatestSnapshot):
 
     @property
     def is_held(self) -> bool:
-        """Return whether it stands still."""
+        """Return whether it is stopped."""
         return self._is_held
 
     def hold(self, held: bool) -> None:
-        """Stand still, or go on."""
+        """Stand still, or continue."""
         self._is_held = held
         self._wake.set()
 
@@ -360,4 +360,4 @@ class PlayedHost(WatchedHost):
         """Do nothing: the player is started."""
 
     def stop(self) -> None:
-        """Do nothing: the other hosts go on."""
+        """Do nothing: the other hosts continue."""

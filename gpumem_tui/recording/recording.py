@@ -1,8 +1,8 @@
 """Recordings of the GPUs of hosts, which may be one machine alone: how each stood at every moment, written and read.
 
-A picture is how all hosts stood at one moment. A recording of one machine has a single host, and its header says so:
-it is shown as that machine's Monitor, and judged by the settings of who plays it. Of several hosts what their probes
-say is kept too, with its ranks: "when did rank 3 fill up" is asked of a recording. Files of version 1 hold the
+A picture is how all hosts stood at one moment. A recording of one machine has a single host, and its header notes this:
+it is shown as that machine's Monitor, and judged by the settings of who plays it. A recording of several hosts also
+keeps their probes' reports, with ranks: "when did rank 3 fill up" is asked of a recording. Files of version 1 hold the
 snapshots of one machine by themselves; each is read as a picture.
 """
 
@@ -26,10 +26,10 @@ from gpumem_tui.remote.hosts import RemoteHost
 from gpumem_tui.remote.status import AwayMarks, HostPhase, HostStatus
 
 SNAPSHOTS_VERSION, VERSION = 1, 3
-"""In the header: pictures are the snapshots of one machine by themselves, or those of hosts. Those of version 2 have
+"""In the header: pictures are the snapshots of one machine by themselves, or those of hosts. Files of version 2 have
 ledgers too, and `Unknown` in other words."""
 BEGAN = "began"
-"""In a line: the alerts that began with it. `_MARKED` in the header says that lines have it, `_MACHINE` that the only
+"""In a line: the alerts that began with it. `_MARKED` in the header states that lines have it, `_MACHINE` that the only
 host is the machine itself."""
 _MARKED, _MACHINE = "marks", "machine"
 _POLL_S = 0.5
@@ -40,7 +40,7 @@ _END_S = 10.0
 
 @dataclass(frozen=True)
 class RecordedHost:
-    """How a host stood, as `HostStatus` says; but `received_s` is in seconds since the epoch."""
+    """How a host stood, as `HostStatus` states; but `received_s` is in seconds since the epoch."""
 
     destination: str
     port: int | None
@@ -183,7 +183,7 @@ def _played(picture: RecordedPicture) -> HostsPicture:
 
 
 def _recorded_host(status: HostStatus, received_s: float | None = None) -> RecordedHost:
-    """Return how a host stands as the file has it; `received_s`: when its report came, seconds since the epoch."""
+    """Return the state of a host as the file has it; `received_s`: when its report came, seconds since the epoch."""
     return RecordedHost(
         destination=status.host.destination,
         port=status.host.port,
@@ -257,14 +257,14 @@ class GpuRecorder:
 
 
 def _recorded(status: HostStatus, time_s: float, now_s: float) -> RecordedHost:
-    """Return how a host stands; one that is away has the same time each time, so that nothing has to be written."""
+    """Return the state of a host; one that is away has the same time each time, so that nothing has to be written."""
     age_s = status.age_s(now_s)
     digits = 0 if status.phase is HostPhase.AWAY else 3
     return _recorded_host(status, None if age_s is None else round(time_s - age_s, digits))
 
 
 class RecorderThread:
-    """Records in a thread of its own, at most once an interval, until it is stopped or cannot go on.
+    """Records in a thread of its own, at most once an interval, until it is stopped or cannot continue.
 
     Args:
         append: appends what there is to append to the recorder, and returns whether there was any.
@@ -341,7 +341,7 @@ def record_source(
     """Record the snapshots of a source while it is watched; the thread is yet to be started.
 
     Args:
-        alerts, ask: what judges them for the recording, and what probes say beside them.
+        alerts, ask: what judges them for the recording, and what probes say next to them.
         say: called with each new notice.
     """
     judge = alerts or Alerts()
@@ -371,7 +371,7 @@ def record_hosts(
     """Record how hosts stand, once an interval; the thread is yet to be started.
 
     Args:
-        statuses: how they stand now.
+        statuses: their states now.
         tell: called with the alerts that begin, `tell_away` with the hosts that go away or come back.
     """
     marks = AwayMarks()

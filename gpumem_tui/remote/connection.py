@@ -1,6 +1,6 @@
 """Hosts over ssh: for each a thread that reads its lines, knows its state, and connects again after a while.
 
-Bounded whatever a host does: a line, what ssh says, how many lines are taken in a second. Nothing is written there;
+Bounded regardless of a host: a line, what ssh states, how many lines are taken in a second. Nothing is written there;
 what is called is the user's own ssh with the user's own configuration, so agent, jump hosts and ControlMaster work.
 """
 
@@ -50,7 +50,8 @@ ANSWER_S = 10.0
 _LEAST_SILENCE_S = 15.0
 _SILENT_INTERVALS = 10
 _DESCRIPTORS, _OWN_DESCRIPTORS = 8, 256
-"""Of a connection, while its ssh is started, and of all else: 1,024, the usual limit, ends at 200 hosts or so."""
+"""File descriptors of a connection while its ssh starts, and of all else: the usual limit, 1,024, ends at about 200
+hosts."""
 _MANY, _SWITCH_S = 256, 0.05
 """With more hosts, each thread that waits for the interpreter asks for it so rarely (`sys.setswitchinterval`): hundreds
 that ask 200 times a second, as by default, leave a busy machine little else to do."""
@@ -137,7 +138,7 @@ class Connection(WatchedHost):
         """Signal a process there; takes as long as ssh does.
 
         Raises:
-            NotSignalled: one line says why.
+            NotSignalled: one line gives the reason.
         """
         send_signal(self.host, self.ssh, process, signal)
 

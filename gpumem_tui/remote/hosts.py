@@ -56,7 +56,7 @@ def hosts_of(
         slurm_job: the nodes of this job too, asked of Slurm's own commands.
 
     Raises:
-        OptionError: no host at all or too many, a name that is none, a file that cannot be read, Slurm says no.
+        OptionError: no host at all or too many, a name that is none, a file that cannot be read, Slurm answers no.
     """
     groups = groups or {}
     words = [each for word in written for each in groups.get(word, (word,))]
@@ -139,7 +139,7 @@ def _of_line(line: str, place: str) -> list[str]:
     """Return the hosts of one line.
 
     Raises:
-        OptionError: it is none, or several; `place` says where it stands.
+        OptionError: it is none, or several; `place` shows where it is.
     """
     try:
         names = expanded(line)

@@ -1,6 +1,6 @@
 """How hosts are reached: the user's own ssh, what is called at its other end, and why it ended.
 
-What is called is taken by the login shell of the user there, whichever that is: a script is handed to ``sh`` between
+The login shell of the user there, of any kind, takes the call: a script is handed to ``sh`` between
 single quotes, in which POSIX shells, csh and fish all leave it as it is, so it has neither quotes of this kind, nor
 backslashes, nor exclamation marks, nor more than one line.
 """
@@ -43,7 +43,7 @@ _FIND_AND_RUN = (
 
 
 class LinkLost(Exception):
-    """There is no connection, or none any more; one line says why."""
+    """There is no connection, or none any more; one line gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -184,10 +184,10 @@ ANYWHERE = "WHEEL"
 
 @cache
 def installed_from(package: str = PROGRAM) -> str:
-    """Return a requirement by which another machine can get the same, as `uvx --from` takes it; else `ANYWHERE`.
+    """Return a requirement that installs this version on another machine, as `uvx --from` takes it; else `ANYWHERE`.
 
-    What it was installed from stands in direct_url.json, which is absent where that was an index (PEP 610, "Recording
-    the Direct URL Origin of installed distributions"). Only then its name on an index is known to be its own.
+    The source of its installation is in direct_url.json, which is absent where that was an index (PEP 610, "Recording
+    the Direct URL Origin of installed distributions"). Only then its name on an index is surely its own.
     """
     try:
         found = distribution(package)
@@ -229,7 +229,7 @@ def _silence() -> tuple[int, int]:
 
 
 class SshProcess:
-    """The user's own ssh as a process whose lines are read, bounded whatever it writes.
+    """The user's own ssh as a process whose lines are read, with bounded memory.
 
     Args:
         words: of the command line; its stdin is one in which nothing comes, and which ends with this process, however
@@ -268,7 +268,7 @@ class SshProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the process is known to have ended."""
+        """Return whether the process surely has ended."""
         return self._process.poll() is not None
 
     def read(self, timeout_s: float) -> list[bytes] | None:
@@ -370,7 +370,7 @@ in /proc/stat (proc(5)); a second is allowed for, as `monitor.processes` does.""
 
 
 class NotSignalled(Exception):
-    """The process was not signalled; one line says why."""
+    """The process was not signalled; one line gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -404,7 +404,7 @@ def run_there(words: Sequence[str], timeout_s: float) -> Done:
 
 
 def send_signal(host: RemoteHost, options: SshOptions, process: HostProcess, signal: RemoteSignal) -> None:
-    """Signal the same process there that was shown, whatever its pid means by then.
+    """Signal the same process there that was shown, even if its pid is reused by then.
 
     Raises:
         NotSignalled: it has ended, its pid is another process's, it may not be signalled, ssh failed.

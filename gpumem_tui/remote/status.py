@@ -21,7 +21,7 @@ from gpumem_tui.watch.ranks import RankState, StoppedAt, stop_of
 
 _PEAK = "peak_allocated_bytes"
 _LARGEST = 2**63
-"""What a probe counts is less."""
+"""A probe counts less."""
 _TELLABLE_S = 2.0
 """Ranks in lockstep write their steps down a second apart at most, and lines are under way for a while."""
 _SILENT_S, _SILENT_STEPS = 15.0, 3
@@ -37,7 +37,7 @@ class RemoteProcess:
     Args:
         gpu: where it is; None for host memory, or a GPU that cannot be told: `device` is its own name of it, "cpu".
         process: as one of a GPU's list.
-        probe: what the probe inside it says, as JSON; empty without one.
+        probe: what the probe inside it states, as JSON; empty without one.
         received_s: when that came, by the viewer's monotonic clock.
 
     Attributes:
@@ -79,7 +79,7 @@ class RemoteProcess:
 
     @property
     def place(self) -> str:
-        """Return the GPU's number, the MIG instance with it; without a GPU what stands for it."""
+        """Return the GPU's number, the MIG instance with it; without a GPU what represents it."""
         if self.gpu is None:
             return self.device
         inside = next((each.index for each in self.gpu.instances if each.uuid == self.process.instance), None)
@@ -101,19 +101,19 @@ class RemoteProcess:
         return about.lower()
 
     def count(self, key: str) -> int | None:
-        """Return a whole number of what its probe says, if it says so."""
+        """Return a whole number of what its probe reports, if it has one."""
         value = self.probe.get(key)
         return value if type(value) is int and abs(value) < _LARGEST else None
 
     def seconds(self, key: str) -> float:
-        """Return a duration of what its probe says; 0 where it does not say."""
+        """Return a duration of what its probe reports; 0 where it does not say."""
         value = self.probe.get(key)
         is_known = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _LARGEST
         return float(value) if isinstance(value, (int, float)) and is_known else 0.0
 
     @property
     def step(self) -> int | None:
-        """Return the last step that it is known to have finished."""
+        """Return the last step that it finished, by its probe."""
         newest = self.count("newest_step")
         return self.count("step") if newest is None else newest
 
@@ -152,12 +152,12 @@ def job_of(each: RemoteProcess) -> tuple[str, str, int]:
 
 @dataclass(frozen=True)
 class JobRanks:
-    """The ranks of one job, on whatever hosts, as their probes say.
+    """The ranks of one job, on any hosts, as their probes say.
 
     Attributes:
         ranks: a process each, by rank.
-        name: what its launcher calls it; empty where that says nothing.
-        world_size: how many there should be; 0 where no probe says so.
+        name: what its launcher calls it; empty where that gives nothing.
+        world_size: how many there should be; 0 where no probe reports it.
     """
 
     command: str
@@ -270,14 +270,14 @@ class MemorySum:
 
     @classmethod
     def of(cls, gpus: Sequence[GpuReading]) -> MemorySum:
-        """Sum the memory of GPUs as far as it is known."""
+        """Sum the memory of GPUs as far as known."""
         known = _known_memory(gpus)
         used_bytes = sum(memory.total_bytes - memory.free_bytes for memory in known)
         return cls(used_bytes, sum(memory.total_bytes for memory in known), len(known) == len(gpus))
 
 
 def _known_memory(gpus: Iterable[GpuReading]) -> list[Memory]:
-    """Return the memory of the GPUs of which it is known."""
+    """Return the memory of the GPUs that report it."""
     found = (gpu.memory if isinstance(gpu.memory, Memory) else gpu.visible_memory for gpu in gpus)
     return [memory for memory in found if isinstance(memory, Memory)]
 
@@ -393,7 +393,7 @@ def _index(gpu: GpuReading | None) -> float:
 
 
 def mean_utilization(gpus: Iterable[GpuReading]) -> float | None:
-    """Return how busy GPUs are on average, in percent; None where none says so."""
+    """Return how busy GPUs are on average, in percent; None where none reports it."""
     read = [gpu.telemetry.utilization_percent for gpu in gpus]
     busy = [percent for percent in read if not isinstance(percent, Unknown)]
     return sum(busy) / len(busy) if busy else None

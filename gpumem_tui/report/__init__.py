@@ -1,1 +1,1 @@
-"""What every report is made of: text tables, Markdown, JSON, and the one way to print them."""
+"""The parts of every report: text tables, Markdown, JSON, and the one way to print them."""

@@ -20,7 +20,7 @@ SCHEMA: Final = 1
 class JsonObject(msgspec.Struct, frozen=True):
     """An object that is printed as JSON: its fields are the keys, in their order, and its type is the schema.
 
-    Null stands for what is unknown or is not there. A field that may be left out is `msgspec.UNSET` then.
+    Null represents what is unknown or is not there. A field that may be left out is `msgspec.UNSET` then.
     """
 
 
@@ -42,7 +42,7 @@ def known(value: T | Unknown) -> T | None:
 
 
 def reason_of(value: object) -> str | None:
-    """Return why a value is unknown; None for one that is known."""
+    """Return why a value is unknown; None for one known."""
     return value.reason if isinstance(value, Unknown) else None
 
 

@@ -50,7 +50,7 @@ class Progress:
 
     @contextmanager
     def follow(self, line: Callable[[float], str]) -> Iterator[None]:
-        """Show each second the line for the seconds so far; of what goes on at once, that which began last."""
+        """Show each second the line for the seconds so far; if several are nested, only the innermost is shown."""
         done, began_s = threading.Event(), time.monotonic()
         self._under_way.append(line)
 
@@ -74,7 +74,7 @@ class Progress:
 
 
 def so_far(elapsed_s: float, expected_s: float) -> str:
-    """Return how long something takes so far, and about how long it takes yet where that is known.
+    """Return how long something takes so far, and about how long it takes yet if known.
 
     >>> so_far(4.2, 10), so_far(4.2, 0)
     ('4 s, about 6 s left', '4 s')
@@ -105,7 +105,7 @@ class Printer:
     def show(
         self, *, body: Callable[[], object] | None = None, lines: Callable[[], Iterable[str]] | None = None
     ) -> None:
-        """Print a result: `body` as JSON, or `lines`. The one that is left out prints nothing."""
+        """Print a result: `body` as JSON, or `lines`. A form that is left out prints nothing."""
         self.progress.clear()
         if self._as_json and body is not None:
             from gpumem_tui.report.objects import encoded
@@ -177,7 +177,7 @@ def sleep_until(due_s: float, held: Iterable[int] = ()) -> None:
     """
     poll = select.poll()
     with suppress(OSError, ValueError):  # a stdout that is closed, or a test's
-        poll.register(sys.stdout.fileno(), 0)  # that it hangs up is told all the same
+        poll.register(sys.stdout.fileno(), 0)  # poll reports a hang-up anyway
     for descriptor in held:
         poll.register(descriptor, _HUNG_UP)
     while (left_s := due_s - time.monotonic()) > 0:
@@ -186,7 +186,7 @@ def sleep_until(due_s: float, held: Iterable[int] = ()) -> None:
 
 
 _HUNG_UP = getattr(select, "POLLRDHUP", 0)
-"""Of a socket; that a pipe hangs up is always told."""
+"""The event of a socket's hang-up; a pipe's is always reported."""
 
 
 def held_stdin() -> tuple[int, ...]:

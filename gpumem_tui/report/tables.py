@@ -25,7 +25,7 @@ class TextColumn:
     cut: bool = False
 
     def cell(self, text: str) -> str:
-        """Return a text as it stands in this column."""
+        """Return a text as it is in this column."""
         return f"{text[: self.width] if self.cut else text:{self.align}{self.width}}"
 
 
@@ -34,7 +34,7 @@ class TextTable:
 
     Args:
         columns: from left to right.
-        gap: what stands between two columns.
+        gap: what is between two columns.
     """
 
     def __init__(self, *columns: TextColumn, gap: str = "  ") -> None:
@@ -84,7 +84,7 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def ago(seconds: float) -> str:
-    """Return a span of time as a person says it.
+    """Return a span of time as a person reads it.
 
     >>> ago(4), ago(7200)
     ('4 s ago', '2 h ago')

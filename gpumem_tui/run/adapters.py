@@ -87,7 +87,7 @@ def _is_adaptable(module: nn.Module) -> bool:
 
 
 _ADAPTERS = ("lora_A", "lora_a", "lora_down")
-"""What PEFT and loralib, torchtune, and kohya and diffusers call the first matrix of an adapter."""
+"""Names of the first matrix of an adapter: PEFT's and loralib's, torchtune's, kohya's and diffusers'."""
 
 
 def _has_adapters(model: nn.Module) -> bool:

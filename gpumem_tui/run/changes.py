@@ -47,7 +47,7 @@ _OPTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "no-foreach": ("foreach", {"foreach": False, "fused": None}),
     "fused": ("fused", {"fused": True, "foreach": None}),
 }
-"""Of how an optimizer steps: the option that a class must have, and what its optimizers are made with."""
+"""Ways in which an optimizer steps: the option that a class must have, and its value."""
 
 _SHARDED_BY = ("FullyShardedDataParallel", "ZeroRedundancyOptimizer")
 

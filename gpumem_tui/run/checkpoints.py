@@ -40,7 +40,7 @@ class Checkpoints:
 
     Attributes:
         without_gradient: ``file:line`` of a reentrant checkpoint whose inputs need no gradient, so that nothing within
-            it gets one (`check_backward_validity` in torch/utils/checkpoint.py warns of it); empty where there is none.
+            it gets one (`check_backward_validity` in torch/utils/checkpoint.py warns of it); empty if missing.
         are_by_block: a checkpoint around several repeated blocks is left out, as the blocks are checkpointed instead.
     """
 

@@ -62,7 +62,7 @@ SIDE_EFFECTS = (
 
 
 class ChildDied(Exception):
-    """The child ended, or was ended, without finishing its work; one line says how."""
+    """The child ended, or was ended, without finishing its work; one line shows how."""
 
 
 class CannotStart(Exception):
@@ -167,7 +167,7 @@ class Child:
         self._members: dict[socket.socket, _Member] = {}
         self._outcomes: list[TrialDone | TraceDone] = []
         self._without_steps: list[TrialDone | TraceDone] = []
-        """Of processes that ended without an optimizer step, as those do that infer, or prepare data for others."""
+        """Results of processes that ended without an optimizer step: those that infer, or prepare data for others."""
 
         self._failure: Failed | None = None
         self._is_ready = False
@@ -178,12 +178,12 @@ class Child:
         """Return the supervisor's process id."""
         return self._supervised.pid
 
-    # What it says
+    # Its reports
 
     def events(
         self, wait: Callable[[], None], timeout_s: float, held: Callable[[], bool] = lambda: False
     ) -> Iterator[ChildEvent]:
-        """Yield every event until its outcome is known and it has ended.
+        """Yield every event until its outcome has come and it has ended.
 
         Args:
             wait: called several times a second; may raise to stop waiting.
@@ -279,7 +279,7 @@ class Child:
         return len(self._outcomes) >= ranks
 
     def _advance(self) -> tuple[int, int]:
-        """Return what changes as it goes on: its steps, and how often it ran out of memory and tried less."""
+        """Return what changes as it continues: its steps, and how often it ran out of memory and tried less."""
         return self._progress(), max((member.ooms for member in self._members.values()), default=0)
 
     def _progress(self) -> int:
@@ -376,7 +376,7 @@ class Child:
         said = ", as far as can be seen: no Python in it was followed; where it replaces PYTHONPATH, write "
         return "" if self._followed else f"{said}PYTHONPATH=…:$PYTHONPATH"
 
-    # What it is told
+    # Requests to it
 
     def pause(self) -> None:
         """Stop after the step that is running; processes that come later, too."""
@@ -384,7 +384,7 @@ class Child:
         self._tell(b"pause\n")
 
     def resume(self) -> None:
-        """Go on after a pause."""
+        """Continue after a pause."""
         self._paused = False
         self._tell(b"resume\n")
 

@@ -1,9 +1,9 @@
 """Runs a script in a process forked from a Python that has torch imported, as a fresh one would run it.
 
 Run as a script by path, possibly by a Python that has never heard of the package: it makes this copy of gpumem_tui
-importable there, and nothing else of the installation that it lies in. Standard library and torch only.
+importable there, and nothing else of the installation that it is in. Standard library and torch only.
 
-What was imported beforehand seems not to be until the script imports it. Where that could make a difference (a module
+Modules imported beforehand seem absent until the script imports them. Where that could make a difference (a module
 of the script's own has such a name, the script sets what torch reads as it is imported, another torch is found) the
 process becomes a fresh interpreter instead.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 LARGEST_MESSAGE = 1 << 18
 DESCRIPTORS = 4
-"""Of a run: its standard input, what it prints to, its supervisor's lifeline, and what that says its status to."""
+"""File descriptors of a run: standard input, output, its supervisor's lifeline and status."""
 
 _USED_BY_EVERY_TRIAL = (
     "gpumem_tui.run.command_trial",

@@ -113,7 +113,7 @@ class _Trial:
         return self.program
 
     def name_what_lives(self) -> None:
-        """Name what no phase has told of; which parts a model of the catalog has is known."""
+        """Name what no phase has told of; a model of the catalog has fixed parts."""
         workload = self.request.workload
         self.program.name_what_lives(in_parts=workload.command is not None or workload.shape is None)
 
@@ -199,7 +199,7 @@ class _Trial:
         """Return what else is to be known of the result, a line each.
 
         Args:
-            timeline: of a run that fits; None where there is none.
+            timeline: of a run that fits; None if missing.
         """
         from gpumem_tui.run.keepers import kept_checkpoint, leaks_in
 
@@ -344,7 +344,7 @@ class _Simulated(_Trial):
         return self.program.later.not_reached(has_ended=self._has_ended)
 
     def _follow_context(self) -> None:
-        """Take and report what the device has beside the allocator, by the libraries and groups that were used."""
+        """Take and report what the device has outside the allocator, by the libraries and groups that were used."""
         profile = self._with_other_ranks(self.gpu.profile)
         if profile != self.profile:
             self.profile = profile
@@ -372,7 +372,8 @@ class _Simulated(_Trial):
     def _out_of_memory(self, message: str) -> None:
         """Report that a trial's batch does not fit: nothing the program does about it changes that.
 
-        A program that looks for a larger batch by itself goes on, as does each that is traced: it may catch the error.
+        A program that looks for a larger batch by itself continues, as does each that is traced: it may catch the
+        error.
         """
         self._message = message
         tried = self.program.size_now(self.gpu.memory.rows)
@@ -449,7 +450,7 @@ class _Real(_Trial):
             return
         try:
             self._begin()
-        except Exception as error:  # noqa: BLE001  whatever it is, it is no error of the program's
+        except Exception as error:  # noqa: BLE001  any error: it is no error of the program's
             self._end(Failed("device", f"{self.request.gpu.title} cannot be used: {typed(error)}"))
 
     def _begin(self) -> None:
@@ -504,21 +505,21 @@ class _Real(_Trial):
 
     def failed(self, detail: str, error: BaseException) -> None:
         """Report an error of which the memory is the cause, though CUDA or a library raised it."""
-        with suppress(Exception):  # a broken device answers nothing; the program's own error is reported all the same
+        with suppress(Exception):  # a broken device answers nothing; the program's own error is reported anyway
             free_bytes = free_bytes_on(torch.cuda, self._used(), self.profile.context_bytes)
             if not self.reporter.is_concluded and is_out_of_memory(error, free_bytes):
                 self._out_of_memory(error)
         super().failed(detail, error)
 
     def _allocation_failed(self, _device: int, requested: int, _device_total: int, device_free: int) -> None:
-        """Note a request that the allocator refuses; cuDNN's trials of algorithms go on without."""
+        """Note a request that the allocator refuses; cuDNN's trials of algorithms continue without."""
         from gpumem_tui.simulator.device.gpu import size_text
 
         wanted, free = size_text(requested), size_text(device_free)
         self._refused = f"CUDA out of memory. Tried to allocate {wanted}; {free} free"
 
     def _out_of_memory(self, error: BaseException) -> None:
-        """Report that this batch does not fit, once the program is told: nothing it does about it changes that."""
+        """Report that this batch does not fit, once the program knows it: nothing it does about it changes that."""
         if self.reporter.is_concluded or os.getpid() != self._pid:
             return
         try:
@@ -526,7 +527,7 @@ class _Real(_Trial):
             recorded = history_of(self.recorder, failed=True)
             self.reporter.conclude(self.trial_done("oom", recorded, self._refused or one_line(error)))
         except Exception as ours:  # noqa: BLE001  it must not take the place of the program's own
-            self.reporter.conclude(Failed("device", f"out of memory, of which nothing is known: {typed(ours)}"))
+            self.reporter.conclude(Failed("device", f"out of memory, and the cause is unknown: {typed(ours)}"))
 
     def _end(self, failure: Failed) -> None:
         self.reporter.conclude(failure)
@@ -549,7 +550,7 @@ def _when_made(kind: type[BaseException], call: Callable[[BaseException], None])
     """Have a function called with each error of a kind as it is made, before any program can catch it.
 
     PyTorch's C++ makes `torch.OutOfMemoryError` where it leaves for Python, and not where it is caught before: a
-    convolution goes on with an algorithm of cuDNN that takes less (aten/src/ATen/native/cudnn/Conv_v8.cpp).
+    convolution continues with an algorithm of cuDNN that takes less (aten/src/ATen/native/cudnn/Conv_v8.cpp).
     """
     changed: Any = kind
     initialize = changed.__init__

@@ -23,12 +23,13 @@ _TRACED_ACCUMULATION = {True: 16, False: 2}
 """Micro-batches that a trace accumulates at most."""
 
 _SPARE_HOST_BYTES = 4 * GIB
-"""What has to be available for a second process: ten times what most programs take that keep no data in memory."""
+"""Host memory that must be available for a second process: ten times the need of most programs that keep no data in
+memory."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms that a child runs under, whatever its request is.
+    """The terms that a child runs under, regardless of its request.
 
     Attributes:
         python: the interpreter; a user's command brings its own.
@@ -50,7 +51,7 @@ class Steered(Protocol):
         """Stop after the step that is running."""
 
     def resume(self) -> None:
-        """Go on after a pause."""
+        """Continue after a pause."""
 
     def end(self) -> None:
         """End it, if it still runs."""
@@ -104,7 +105,7 @@ class Control:
                 child.pause()
 
     def resume(self) -> None:
-        """Go on after a pause."""
+        """Continue after a pause."""
         with self._lock:
             self._paused = False
             for child in self._children:
@@ -130,7 +131,7 @@ class Control:
 
     @contextmanager
     def running(self, child: Steered) -> Iterator[None]:
-        """Commands go to `child` within the context; it is ended after it, whatever happens."""
+        """Commands go to `child` within the context; it is ended after it, in every case."""
         with self._lock:
             self._children.append(child)
             if self._paused:
@@ -218,7 +219,7 @@ class _Ahead:
 
 
 class SideBySide:
-    """Conversations one after the other, of which the next one goes on already where there is room; `close` ends it."""
+    """Conversations one after the other; the next one starts early where there is room. `close` ends it."""
 
     def __init__(self, terms: Terms, control: Control) -> None:
         self._terms, self._control = terms, control
@@ -231,10 +232,10 @@ class SideBySide:
         return time.monotonic() - self._began_s
 
     def converse(self, request: Request, following: Request | None = None) -> Iterator[ChildEvent]:
-        """Yield what a child reports, as `converse` does; what goes wrong beside another one is done again, alone.
+        """Yield what a child reports, as `converse` does; what goes wrong next to another one is done again, alone.
 
         Args:
-            following: what is probably asked for next. Only runs on simulated GPUs go on beside another.
+            following: what is probably asked for next. Only runs on simulated GPUs continue next to another.
         """
         begun, self._ahead = self._ahead, None
         if begun is not None and begun.request != request:
@@ -274,7 +275,7 @@ def _may_be_beside(request: Request) -> bool:
 
 
 def has_room_for_two() -> bool:
-    """Return whether a process finds a processor of its own, and host memory, beside another one."""
+    """Return whether a process finds a processor of its own, and host memory, next to another one."""
     return len(os.sched_getaffinity(0)) > 1 and (left_bytes() or 0) >= _SPARE_HOST_BYTES
 
 

@@ -1,4 +1,4 @@
-"""What a run's memory comes to; of a real GPU by the allocator's own history, and which errors mean that it ran out."""
+"""A run's memory, on a real GPU by the allocator's own history, and the errors that mean it ran out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_ENTRIES = 2_000_000
 
 
 class HistoryIncomplete(Exception):
-    """The allocator's history does not cover the whole run; the message says why."""
+    """The allocator's history does not cover the whole run; the message gives the reason."""
 
 
 class MemoryRecorder(Recorder, Protocol):
@@ -37,7 +37,7 @@ def history_of(recorder: MemoryRecorder, *, failed: bool) -> tuple[Timeline | No
     """Return what a run allocated and released, or None and the reason why that is not known."""
     try:
         return recorder.finish(failed), ""
-    except Exception as error:  # noqa: BLE001  whatever it is, the other figures are known
+    except Exception as error:  # noqa: BLE001  any error: the other figures remain
         return None, in_one_line(error) or named(error)
 
 
@@ -49,7 +49,7 @@ def measured(
     Args:
         recorded: as `history_of` returns it.
         peaks: the highest allocated and reserved bytes.
-        context_bytes: what the process holds on the device beside its allocator.
+        context_bytes: what the process holds on the device outside its allocator.
     """
     timeline, unknown = recorded
     allocated, reserved = peaks
@@ -84,7 +84,7 @@ def free_bytes_on(memory: Any, device: torch.device, context_bytes: int) -> int:
 
     Args:
         memory: the device module, as `torch.cuda`.
-        context_bytes: what the process holds on the device beside its allocator.
+        context_bytes: what the process holds on the device outside its allocator.
     """
     try:
         free, _ = memory.mem_get_info(device)
@@ -169,7 +169,7 @@ def workspaces_of(profile: Profile) -> tuple[int, ...]:
 
 
 class CudaMemory:
-    """`torch.cuda`'s functions for the device that is recorded; for the current one until it is known which it is."""
+    """`torch.cuda`'s functions for the device that is recorded; for the current one until its number has come."""
 
     def __init__(self, recorder: CudaRecorder) -> None:
         self._recorder = recorder
@@ -236,7 +236,7 @@ _CAN_MEAN_FULL = re.compile(
     r"|CUDA error: unspecified launch failure",
     re.IGNORECASE,
 )
-"""What cuBLAS, cuDNN and the launcher report when there is no room left for a handle, a workspace or a stack. Believed
+"""Errors of cuBLAS, cuDNN and the launcher when there is no room left for a handle, a workspace or a stack. Believed
 only when the device is nearly full."""
 
 NEARLY_FULL_BYTES = 512 * MIB

@@ -65,7 +65,7 @@ def _answer_kernels(note: Callable[[str], None]) -> None:
     after_import("deepspeed.ops.op_builder.builder", follow)
 
 
-# What ZeRO keeps
+# ZeRO's buffers
 
 MASTER_WEIGHTS = "fp32 master weights"
 GRADIENT_PARTITIONS = "gradient partitions"

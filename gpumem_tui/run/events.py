@@ -180,10 +180,10 @@ class TrialDone:
 
     Attributes:
         buckets: the composition at the peak; they sum to `peak_allocated_bytes`. None where it could not be had, and
-            `buckets_unknown` says why.
+            `buckets_unknown` gives the reason.
         detail: the out-of-memory message or the error, in one line; empty for a fit.
         notes: what else is to be known of the result, a line each.
-        is_estimate: something of it runs otherwise on a GPU, as a note says; never of a real one.
+        is_estimate: something of it runs otherwise on a GPU, as a note states; never of a real one.
         device_used_bytes: what the whole device held at the peak for this process: context and reserved.
         step_seconds: wall time of each full step; empty on the simulated GPU, whose steps take no device time.
     """
@@ -217,7 +217,7 @@ class TraceDone:
     Attributes:
         assumed: the operators whose kernels' scratch is not known and counted as none: (operator, times, why).
         only_at: the one batch size that was traced where memory is no straight line in the batch size, and `not_affine`
-            says why it is none; 0: the trace answers for every size.
+            gives the reason it is none; 0: the trace answers for every size.
         notes: what else is to be known of the result, a line each.
         changes: of a command, by change, why it cannot be made or was not; empty where it can be, or was.
         written: of a change to a command, the lines of its program that make it, in its own names.
@@ -228,9 +228,9 @@ class TraceDone:
         traced_layers: the depths of the networks that were traced instead of a deeper one (see `layers`);
             empty where it was traced itself.
         batch_multiple: it answers for the multiples of it, as the program takes no others.
-        is_estimate: something of it runs otherwise on a GPU, as a note says, so that no verdict of it is certain.
+        is_estimate: something of it runs otherwise on a GPU, as a note states, so that no verdict of it is certain.
         is_compiled: some of it runs as `torch.compile` made it.
-        unsure_bytes: what of it a GPU may do without, as a note says.
+        unsure_bytes: what of it a GPU may do without, as a note states.
         steps: the optimizer steps that were made; 0 where the program ended by itself without one.
         allocator: of a command, what `PYTORCH_CUDA_ALLOC_CONF` said as it took memory: programs set it themselves.
         not_reached: of a user's command, what else it does or may do, and is not in the trace; None where it is none.
@@ -295,7 +295,7 @@ class EventError(ValueError):
 
 @dataclass(frozen=True)
 class _Head:
-    """The part of a line that says how to read the rest."""
+    """The part of a line that shows how to read the rest."""
 
     event: str
     schema: int | None = None

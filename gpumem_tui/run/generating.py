@@ -1,7 +1,7 @@
-"""Texts that transformers' models generate: up to their limit, as no token is known to end one.
+"""Texts that transformers' models generate: up to their limit, as no token surely ends one.
 
 At the other end of what is traced they have one token; `--assume-rows` gives another number. A program that trains on
-what it has generated trains on that length, so that none may be left out. Once a model's calls are known to grow evenly
+what it has generated trains on that length, so that none may be left out. Once a model's calls have grown evenly
 (`simulator.fast.growing`), those of all further tokens are made at once.
 """
 
@@ -39,7 +39,7 @@ class _Text:
 
     Attributes:
         model: what generates them. `new`: how many tokens they get, 0 where that is not known.
-        most: tokens after which they end, whatever the model was told.
+        most: tokens after which they end, under any limit of the program.
         begun: tokens that were begun. `skipped`: those that were made at once; more than 0 ends the loop.
     """
 
@@ -104,7 +104,7 @@ class _Generation:
             return part_of(told, new or sys.maxsize, 1) if told <= 1 else round(told)
         if not new:
             self._program.note(
-                f"assumes as many new tokens as there may be a text at {place}: no token is known to end one"
+                f"assumes as many new tokens as there may be a text at {place}: no token surely ends one"
             )
         results.assume("tokens", 1, new or sys.maxsize, new, place)
         return 1 if backend._gpu.mode.values.end == "fewest" else new or sys.maxsize

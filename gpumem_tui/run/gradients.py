@@ -18,11 +18,11 @@ _FEW = 0.01
 
 
 class Gradients:
-    """What of a program's gradients is for nothing, and what has none.
+    """A program's unused gradients, and parameters that get none.
 
     Attributes:
         has_evaluated: whether a call evaluated.
-        evaluated_at: ``file:line`` of a call that evaluated with gradients, for no backward; empty where there is none.
+        evaluated_at: ``file:line`` of a call that evaluated with gradients, for no backward; empty if missing.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Gradients:
 
         Args:
             roots: the models that were called.
-            reentrant: ``file:line`` of a checkpoint within which nothing gets one; empty where there is none.
+            reentrant: ``file:line`` of a checkpoint within which nothing gets one; empty if missing.
         """
         if self.evaluated_at:
             words = f"{self.evaluated_at} evaluates with gradients; put it under `with torch.no_grad():`"

@@ -99,7 +99,7 @@ class CommandServer:
             self.close()
 
     def close(self) -> None:
-        """End it; what it has forked goes on."""
+        """End it; what it has forked continues."""
         self.is_closed = True
         self._retires.cancel()
         with suppress(ProcessLookupError):
@@ -112,7 +112,7 @@ class CommandServer:
 
 
 def for_command(words: Sequence[str], directory: str) -> CommandServer | None:
-    """Return the interpreter that runs a command on simulated GPUs, started if there is none, to be given back.
+    """Return the interpreter that runs a command on simulated GPUs, started if missing, to be given back.
 
     None for a command that is no Python (but a script that starts one, a launcher), has options for it, runs no file,
     or has the interpreter start otherwise by a variable.

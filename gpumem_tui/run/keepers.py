@@ -79,7 +79,7 @@ def leaks_in(timeline: Timeline, gpu: SimulatedGpu | None) -> tuple[Cause, ...]:
     keeps, kept_at = "something keeps", ""
     remedy = ""
     if gpu is not None:
-        with suppress(Exception):  # whatever a program's objects answer: where memory is made is known all the same
+        with suppress(Exception):  # a program's objects may raise anything: the line that makes the memory is enough
             if (keeper := _keeper(set(kept_from(gpu.finish(), grown.site)), gpu.memory)) is not None:
                 kept_at, name, remedy = keeper
                 keeps = f"`{name}` ({kept_at}) keeps" if kept_at else f"`{name}` keeps"
@@ -199,9 +199,9 @@ def _names_in(holder: Any, wanted: set[int], modules: dict[int, Any]) -> Iterato
 
 
 def _statement(name: _Name) -> tuple[int, str]:
-    """Return ``file:line`` of the statement that puts something into what a name stands for, and how sure that is.
+    """Return ``file:line`` of the statement that puts something into what a name means, and how sure that is.
 
-    0: it adds to what is there; 1: it assigns; 2: there is none.
+    0: it adds to what is there; 1: it assigns; 2: none exists.
     """
     if (tree := source_tree(name.path)) is None:
         return 2, ""
@@ -229,7 +229,7 @@ def _writes(node: ast.AST, name: _Name) -> Iterator[tuple[int, int]]:
 
 
 def _is(node: ast.AST, name: _Name) -> bool:
-    """Return whether an expression is what a name stands for, or an item of that."""
+    """Return whether an expression is what a name means, or an item of that."""
     while isinstance(node, ast.Subscript):
         node = node.value
     if isinstance(node, ast.Attribute):

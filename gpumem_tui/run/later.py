@@ -1,4 +1,4 @@
-"""What a program does beside its steps, now and then: what of it a run awaits, has reached and lacks. Stdlib only."""
+"""A program's occasional work, such as evaluating and saving: awaited, reached, missing. Standard library only."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Later:
         self._declared: Callable[[], Mapping[Occasion, str]] | None = None
 
     def declare(self, declared: Callable[[], Mapping[Occasion, str]]) -> None:
-        """Take over what a framework says that it will do: by occasion, the setting and when (see `NotReached`).
+        """Take over what a framework states that it will do: by occasion, the setting and when (see `NotReached`).
 
         Args:
             declared: asked when it is needed, as settings are resolved while training is prepared.
@@ -68,7 +68,7 @@ class Later:
 
     @property
     def is_declared(self) -> bool:
-        """Return whether a framework says what the program does."""
+        """Return whether a framework announces what the program does."""
         return self._declared is not None
 
     @property
@@ -87,11 +87,11 @@ class Later:
             self._seen.add(occasion)
 
     def awaits(self, occasion: Occasion) -> bool:
-        """Return whether the run goes on until an occasion comes."""
+        """Return whether the run continues until an occasion comes."""
         return self.after is not None and occasion in _AWAITED[self._through] and occasion not in self._came
 
     def begin(self, steps: int) -> bool:
-        """Return whether the run goes on now that it has made its steps."""
+        """Return whether the run continues now that it has made its steps."""
         if self.after is None and not self._came.keys() >= {*_AWAITED[self._through]}:
             self.after = steps
         return self.after is not None

@@ -1,7 +1,7 @@
 """Files that stand where checkpoints would, and what reading one of them gives.
 
 Nothing was trained, so no checkpoint is worth a file; but programs ask for its size, rename, copy, link and remove it,
-write their own beside it, and load it again.
+write their own next to it, and load it again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from gpumem_tui.importing import after_import
 
 _TRUSTED = {"weights_only": False}
-"""How to read what was pickled here, by whatever rules of its format the program loads it."""
+"""How to read what was pickled here, by any rules of its format that the program loads it."""
 
 _Write = Callable[[object, io.BytesIO], object]
 
@@ -34,7 +34,7 @@ class _Kept:
 
     Attributes:
         pickled: what it would hold, of tensors without data how they look.
-        state: of the file that stands in its place, or that was there before.
+        state: of the file that takes its place, or that was there before.
     """
 
     pickled: bytes
@@ -209,7 +209,7 @@ def _set(function: Any, instead: Any) -> None:
 
 
 class _Opened:
-    """What `safetensors.safe_open` gives, of a file that was left out."""
+    """The result of `safetensors.safe_open` gives, of a file that was left out."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._tensors = tensors

@@ -48,7 +48,7 @@ class _Input:
     def among(cls, values: Any) -> _Input | None:
         """Return the input among a call's arguments that tells its length: tokens, else images or sequences.
 
-        Images may be held by an object, as those of DETR by a `NestedTensor`, beside their mask.
+        Images may be held by an object, as those of DETR by a `NestedTensor`, next to their mask.
         Jagged tensors do not: a length of theirs is a symbol, which has no order.
         """
         tensors = [tensor for tensor in tensors_in(values) if all(type(length) is int for length in tensor.shape)]
@@ -77,7 +77,7 @@ class _Input:
 
     @property
     def words(self) -> str:
-        """Return its lengths as they are said."""
+        """Return its lengths in words."""
         return " × ".join(f"{length:,}" for length in self.lengths)
 
 
@@ -183,7 +183,7 @@ class InputLengths:
         """Return whether the step after so many is one on inputs of a length that nobody asked for."""
         return self._source not in ("", "--longest") and steps >= self._begins_after
 
-    # What is said of them
+    # In words
 
     @property
     def _differing(self) -> list[_Input] | None:
@@ -227,7 +227,7 @@ class InputLengths:
         return f"then {self._main.kind if self._main else ''} {longest.words} ({why})"
 
 
-# What the program itself names
+# Lengths that the program itself names
 
 
 def _longest_known(seen: int, *, at_most: bool = False) -> tuple[int, str] | None:
@@ -252,7 +252,7 @@ def _longest_known(seen: int, *, at_most: bool = False) -> tuple[int, str] | Non
 def _limits(things: list[Any], at_most: bool) -> Iterator[tuple[str, int]]:
     """Yield limits by name: of the script's variables, of its options, of tokenizers and of what collates batches.
 
-    Of a fast tokenizer that is the length to which it was last asked to cut.
+    A fast tokenizer's limit is the length to which it was last asked to cut.
     """
     yield from _named(vars(sys.modules["__main__"]), "")
     kinds = {
@@ -282,7 +282,7 @@ def _named(values: dict[str, Any], of: str) -> Iterator[tuple[str, int]]:
 def longest_sample(dataset: Any) -> int:
     """Return the longest sequence of a data set that can be told without reading samples; 0 where it cannot.
 
-    Of Hugging Face's data sets that is a column of Arrow lists, whose lengths lie beside their values.
+    In Hugging Face's data sets that is a column of Arrow lists, which store their lengths next to their values.
     """
     table, chosen = getattr(dataset, "data", None), getattr(dataset, "_indices", None)
     names = getattr(table, "column_names", ())

@@ -1,4 +1,4 @@
-"""What libraries ask of a GPU that is simulated: compilation, kernels and graphs of their own, NVML."""
+"""Answers libraries that ask a simulated GPU for compilation, kernels and graphs of their own, or NVML."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _SHARED_BYTES = {(7, 0): 98304, (7, 5): 65536, (8, 0): 166912, (8, 6): 101376, (8, 9): 101376, (12, 0): 101376}
 _SHARED_BYTES_FROM_HOPPER = 232448
 _REGISTERS = 65536
-"""What a block of threads may have of shared memory, by compute capability, and a multiprocessor's 32-bit registers
+"""Shared memory of a block of threads by compute capability, and a multiprocessor's 32-bit registers
 (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
 
 
@@ -123,7 +123,7 @@ def _launch_nothing(program: Program, *kinds: Any) -> None:
 def _refuse_cuda_sources(program: Program, module: Any) -> None:
     """Refuse at once to build extensions of CUDA sources, which a compiler would take minutes to fail at.
 
-    Those of C++ alone are built as ever: what they do by torch's operators can be followed.
+    Extensions in C++ alone are built as ever: the torch operators that they call can be followed.
     """
     for name in ("_jit_compile", "CUDAExtension"):
         replace(module, name, _building(program, original(module, name), is_for_cuda=name == "CUDAExtension"))
@@ -229,7 +229,7 @@ class CapturedGraph:
     def is_capturing(cls) -> bool:
         """Return whether a graph is being captured.
 
-        `SyncBatchNorm` is told so: if not, it looks by values for ranks without samples, to leave these out.
+        `SyncBatchNorm` needs to know: else it looks by values for ranks without samples, to leave these out.
         """
         return cls._capturing is not None or sys._getframe(1).f_code is _SYNC_BATCH_NORM
 
@@ -242,7 +242,7 @@ class CapturedGraph:
         self._watch = register_optimizer_step_post_hook(lambda optimizer, *_: self._stepped.append(optimizer))
 
     def capture_end(self) -> None:
-        """End the capture; the graph that it makes takes memory of the device beside the allocator."""
+        """End the capture; the graph that it makes takes memory of the device outside the allocator."""
         CapturedGraph._capturing = None
         backend._gpu.streams.switch(self._stream)
         backend._gpu.load(CUDA_GRAPH)
@@ -279,7 +279,7 @@ def follow_graphs(note: Callable[[str], None]) -> None:
         replace(module, "is_current_stream_capturing", CapturedGraph.is_capturing)
 
 
-# What NVML's Python binding (`pynvml`) answers
+# Answers of NVML's Python binding (`pynvml`)
 
 
 def answer_nvml(device: Backend, context_bytes: int) -> None:
@@ -287,7 +287,7 @@ def answer_nvml(device: Backend, context_bytes: int) -> None:
 
     Args:
         device: answers as `torch.cuda`.
-        context_bytes: what a process holds beside its allocator.
+        context_bytes: what a process holds outside its allocator.
     """
 
     def memory(*_: object, **__: object) -> SimpleNamespace:

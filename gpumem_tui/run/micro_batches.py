@@ -15,7 +15,7 @@ _NAMES = (
     "gradient_accumulation_steps", "grad_accumulation_steps", "grad_accum_steps", "accumulation_steps",
     "accumulate_grad_batches",
 )  # fmt: skip
-"""What programs and trainers (transformers, accelerate, Lightning, DeepSpeed) call the micro-batches of a step."""
+"""Names of the micro-batches of a step in programs and trainers (transformers, accelerate, Lightning, DeepSpeed)."""
 
 _LATEST = 3
 """Micro-batches whose mean tells how long the next ones take: what is answered from memory is faster than the first."""
@@ -85,7 +85,7 @@ class MicroBatches:
 
 
 def _asked_for(frame: FrameType | None) -> int:
-    """Return how many micro-batches the program that runs says a step has; 0 where nothing says so."""
+    """Return how many micro-batches the program that runs states a step has; 0 where nothing tells it."""
     while frame is not None:
         local = frame.f_locals
         found = _said_by(local)

@@ -86,7 +86,7 @@ def own_bytes(before: Mapping[int, int] | None, now: Mapping[int, int] | None, p
 
 
 class Neighbours:
-    """Tells what this process holds beside its allocator on a GPU that others may use as well.
+    """Tells what this process holds outside its allocator on a GPU that others may use as well.
 
     Made before this process uses the GPU. The driver's figure of this process comes first. Where it gives none, the
     device's figure counts, less what others held, if that leaves what a context can be: neither more nor less.
@@ -94,7 +94,7 @@ class Neighbours:
     Args:
         uuid: the GPU's; empty where it is not known.
         others_bytes: what others held when the GPU was chosen.
-        profile: what a process is expected to hold beside its allocator.
+        profile: what a process is expected to hold outside its allocator.
     """
 
     def __init__(self, uuid: str, others_bytes: int, profile: Profile) -> None:
@@ -104,7 +104,7 @@ class Neighbours:
         """A line where the figure is not measured, after `beside_allocator_bytes`."""
 
     def beside_allocator_bytes(self, device: torch.device) -> int:
-        """Return what this process holds now beside its allocator's segments: context, kernels, libraries."""
+        """Return what this process holds now next to its allocator's segments: context, kernels, libraries."""
         reserved_bytes = torch.cuda.memory_reserved(device)
         now = processes_on(self._uuid) if self._before is not None else None
         held_bytes = own_bytes(self._before, now, os.getpid())
@@ -121,5 +121,5 @@ class Neighbours:
             if beside_bytes > 0 and (beside_bytes in possible or not self._others_bytes):
                 return beside_bytes
             reason = "other processes of the GPU may have taken or given back memory"
-        self.note = f"{reason}: {format_bytes(expected_bytes)} beside the allocator are assumed"
+        self.note = f"{reason}: {format_bytes(expected_bytes)} outside the allocator are assumed"
         return expected_bytes

@@ -13,7 +13,7 @@ from gpumem_tui.importing import after_import
 from gpumem_tui.launchers import ranks_here
 
 _MOST_LOCAL = 8
-"""GPUs of one machine, where more are asked for than a launcher's line says."""
+"""GPUs of one machine, where more are asked for than a launcher's line states."""
 
 
 _LOCAL_GPUS = "GPUMEM_TUI_LOCAL_GPUS"
@@ -32,7 +32,7 @@ def local_gpus(gpus: int) -> int:
 
 
 def follow_launchers(world: int, rank: int) -> None:
-    """Keep launchers from starting any rank but the one that is followed, and end those that are started all the same.
+    """Keep launchers from starting any rank but the one that is followed, and end those that are started anyway.
 
     This process is that rank. A launcher (`torchrun`, `accelerate launch`) becomes the one program that it would have
     started many times.

@@ -1,4 +1,4 @@
-"""What a program does about memory that runs out: it dies of it, or lets go of what it tried and goes on."""
+"""Follows a program whose memory runs out: it dies of it, or frees what it tried and continues."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class Tries:
 
 
 def follow_finders(tries: Tries) -> None:
-    """Have libraries' own searches for a batch size be known as such: Lightning's, by `BatchSizeFinder` and `Tuner`."""
+    """Have libraries' own searches for a batch size be recognized: Lightning's, by `BatchSizeFinder` and `Tuner`."""
 
     def finder(module: Any) -> None:
         name = "_scale_batch_size" if hasattr(module, "_scale_batch_size") else "scale_batch_size"  # that before 2.0

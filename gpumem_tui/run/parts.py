@@ -25,7 +25,7 @@ from gpumem_tui.step.walking import (
 
 EMA_COPIES = "EMA copies"
 MODEL_COPIES = "model copies"
-"""Weights that nobody trains, and no step calls: those that are written as training goes on, and others."""
+"""Weights that nobody trains, and no step calls: those that are written as training continues, and others."""
 
 QUANTIZED = "quantized"
 BUFFERS = "buffers"
@@ -69,7 +69,7 @@ def _part(parameter: torch.Tensor) -> str:
 
 
 def scales(parameters: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Yield what quantized parameters keep beside their data, as bitsandbytes' ``quant_state``: scales and tables."""
+    """Yield what quantized parameters keep next to their data, as bitsandbytes' ``quant_state``: scales and tables."""
     for parameter in parameters:
         state = getattr(parameter, "quant_state", None)
         while state is not None:
@@ -96,7 +96,7 @@ def copies(things: list[Any], called: Iterable[nn.Module], trained: set[int]) ->
         return [one for one in tensors if theirs.isdisjoint(_memory(one))]
 
     for module in modules:
-        if _EMA.search(type(module).__name__):  # ema_pytorch's `EMA` has the model itself beside the copy
+        if _EMA.search(type(module).__name__):  # ema_pytorch's `EMA` has the model itself next to the copy
             yield Bucket.PARAMETERS, EMA_COPIES, others(_tensors_of(module))
     for holder in _holders(things):
         inner = [module for module in vars(holder).values() if isinstance(module, nn.Module)]

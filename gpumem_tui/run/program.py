@@ -45,9 +45,9 @@ _BETWEEN_SAMPLES_S = 0.05
 class Program:
     """A program that trains in this process.
 
-    A step is what the program says itself (`begin_step`), else one of the first optimizer that steps, or an update that
-    a program without any makes. The phases are told
-    by hooks: forward begins when a module is called by no other, backward with `torch.autograd.backward`, the
+    A step is what the program states itself (`begin_step`), else one of the first optimizer that steps, or an update
+    that a program without any makes. Hooks mark
+    the phases: forward begins when a module is called by no other, backward with `torch.autograd.backward`, the
     optimizer phase with any optimizer's `step`.
 
     Args:
@@ -58,7 +58,7 @@ class Program:
 
     Attributes:
         lengths: of its inputs; may be set before `start`.
-        later: what it does beside its steps; may be set before `start`.
+        later: what it does besides its steps; may be set before `start`.
         inputs: called with the arguments of each module that no other one calls, as they are; as above.
         resets: functions, by owner and name, with which a program makes the allocator count its peaks anew; as above.
         gradients: what it has them for.
@@ -108,7 +108,7 @@ class Program:
         """Whether an optimizer's steps are the training's."""
 
         self._says_steps = False
-        """Whether the program says itself when a step begins."""
+        """Whether the program states itself when a step begins."""
 
         self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._first: int | None = None
@@ -117,7 +117,7 @@ class Program:
         self._by_hand = UpdatesByHand()
         self._trained: set[int] = set()
         self._storages: dict[Bucket, dict[int, int]] = {}
-        """By bucket what is known by name: the bytes of each storage."""
+        """Memory known by name, by bucket: the bytes of each storage."""
 
         self._notes: dict[Note, None] = {}
         self._next_sample = 0.0
@@ -269,7 +269,7 @@ class Program:
         return called
 
     def _begin_said(self) -> None:
-        """Begin a step that the program says begins, and count the one before it."""
+        """Begin a step that the program states begins, and count the one before it."""
         if not self._is_followed:
             return
         if self._says_steps:
@@ -320,7 +320,7 @@ class Program:
         if self._says_steps or self._first is not None or not self._by_hand.has_stepped():
             return
         self.name(Bucket.OPTIMIZER, self._by_hand.kept(parameters_in(*self._roots)))
-        self.note("no optimizer of torch's: steps are its updates; optimizer state is what these write beside weights")
+        self.note("no optimizer of torch's: steps are its updates; optimizer state is what these write besides weights")
         self.steps += 1
         self._time_step()
         if self._has_all_steps():
@@ -360,7 +360,7 @@ class Program:
         self._missing.clear()
         self._storages.pop(Bucket.GRADIENTS, None)
         self._micro_batch_is_counted = False
-        self._next_sample = 0.0  # so that whoever waits knows that it goes on
+        self._next_sample = 0.0  # so that whoever waits knows that it continues
         if self.later.after is None:  # else what is awaited, such as an evaluation, is not over by that
             self._enter(Phase.BATCH if self.steps else Phase.BUILD)
 
@@ -368,7 +368,7 @@ class Program:
         self._wait()
         self.lengths.begin(self.steps if self.later.after is None else 0)
         self._storages.pop(Bucket.GRADIENTS, None)
-        self._next_sample = 0.0  # so that how many steps were made is known of a program that is killed
+        self._next_sample = 0.0  # so that the number of steps survives a program that is killed
         self._enter(Phase.BATCH)
 
     def _made_all(self) -> None:
@@ -381,7 +381,7 @@ class Program:
         self._sample(Phase.BATCH, now=True)
         self._done()
 
-    # What is known of its memory
+    # Facts about its memory
 
     def name_what_lives(self, *, in_parts: bool = True) -> None:
         """Name the models and gradients there are now: those, too, that no optimizer trains and nobody has called.
@@ -422,7 +422,7 @@ class Program:
 
     @property
     def evaluates_for_nothing(self) -> bool:
-        """Whether an evaluation is going on that keeps what no backward will ask for."""
+        """Whether an evaluation is running that keeps what no backward will ask for."""
         return self._phase is Phase.EVALUATION and bool(self.gradients.evaluated_at) and torch.is_grad_enabled()
 
     def note(self, text: Note) -> None:

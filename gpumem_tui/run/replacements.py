@@ -1,4 +1,4 @@
-"""What takes the place of an optimizer, of a loss or of a block of a program's.
+"""Replacements for a program's optimizer, loss or block.
 
 Code as its author would write it, which torch's compiler compiles with the program.
 """
@@ -37,7 +37,7 @@ def torch_optimizers() -> tuple[type[torch.optim.Optimizer], ...]:
 
 @dataclass(frozen=True)
 class _Replacement:
-    """An optimizer that takes another's place. `is_like`: whether an optimizer keeps the same, or less, already."""
+    """An optimizer that takes another's place. `is_like`: whether an optimizer keeps no more already."""
 
     kind: type[torch.optim.Optimizer]
     is_like: Callable[[torch.optim.Optimizer], bool]
@@ -87,7 +87,7 @@ def replace_optimizers(key: str, count: Callable[[], None]) -> None:
 
 
 def construct_with(kind: Any, options: Mapping[str, Any], count: Callable[[], None]) -> None:
-    """Make what is of a class with these options from now on, whatever the program gives. `count`: for each."""
+    """Make what is of a class with these options from now on, overriding the program's. `count`: for each."""
     init = kind.__init__
     signature = inspect.signature(init)
 
@@ -120,7 +120,7 @@ def _made(replacement: _Replacement, kept: dict[str, Any], before: dict[str, Any
     """Make the other optimizer for the same groups of parameters.
 
     Args:
-        kept: what was given and means the same to both.
+        kept: options that mean the same thing to both.
         before: all that the optimizer would have been made with; it stays readable where schedulers look for it.
     """
     names = before.keys() - {"self", "params", "lr", "weight_decay"}
@@ -181,7 +181,7 @@ def chunked_cross_entropy(count: Callable[[], None]) -> None:
 
 
 class _InPieces(torch.autograd.Function):
-    """The summed loss. Of backward, only the gradient of the logits is as large as the logits are."""
+    """The summed loss. In backward only the gradient of the logits is as large as the logits."""
 
     @staticmethod
     def forward(ctx: Any, logits: Any, target: Any, options: dict[str, Any]) -> Any:

@@ -1,6 +1,6 @@
 """A start from a checkpoint, of programs whose library restores one: with the state that an optimizer's step leaves.
 
-There is no checkpoint to read. An optimizer's state is known from a step of a twin whose parameters hold no memory, and
+There is no checkpoint to read. An optimizer's state is taken from a step of a twin whose parameters hold no memory, and
 is loaded as the library loads it: to the host or to the GPU, then into the optimizer. Weights are read on the host and
 copied into the model's own, which takes nothing.
 """

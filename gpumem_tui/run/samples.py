@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, dataloader
 from gpumem_tui.simulator.torch_internals import Replacements
 
 _WRAPPED = ("batch_sampler", "sampler")
-"""Where a sampler of batches that stands for another one has that: accelerate's shards, loaders whose epochs repeat."""
+"""Where a sampler of batches that replaces another one keeps that: accelerate's shards, loaders whose epochs repeat."""
 
 
 class Samples:
@@ -56,12 +56,12 @@ class Samples:
             self._since = {}
 
     def fed_by(self) -> tuple[tuple[int, int], ...]:
-        """Return the samples and the batch size of each loader that feeds the steps, as far as these are known."""
+        """Return the samples and the batch size of each loader that feeds the steps, as far as known."""
         known = map(_samples_and_batch, self._fed_by.values())
         return tuple(one for one in known if one is not None)
 
     def too_few(self) -> str:
-        """Say that a loader has no batch, as an epoch has fewer samples than one; empty where none is known to."""
+        """Say that a loader has no batch, as an epoch has fewer samples than one; empty without one."""
         found = _samples_and_batch(self._without_batch)
         if found is None or found[0] >= found[1]:
             return ""

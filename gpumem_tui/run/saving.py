@@ -41,7 +41,7 @@ _TO_ONE_FILE = ("save", "save_file", "save_model", "_atomic_save")
 
 
 class _Saving:
-    """Has whatever would write tensors without data write nothing, and notes where it was asked to."""
+    """Has every function that would write tensors without data write nothing, and notes where it was asked to."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -163,7 +163,7 @@ class _Saving:
 
 
 def follow_saving(program: Program) -> None:
-    """Have whatever would write tensors without data write nothing, and note where it was asked to."""
+    """Have every function that would write tensors without data write nothing, and note where it was asked to."""
     _Saving(program).follow()
 
 
@@ -217,7 +217,7 @@ _PRETRAINED = (
 
 
 def _leave_out_cards(module: Any) -> None:
-    """Leave out the cards of models that TRL writes with each checkpoint, over what stands in the README there."""
+    """Leave out the cards of models that TRL writes with each checkpoint, over what is in the README there."""
     for kind in vars(module).values():
         if isinstance(kind, type) and "create_model_card" in vars(kind):
             kind.create_model_card = lambda *_, **__: None  # type: ignore[attr-defined]  # as was asked
@@ -234,7 +234,7 @@ def _folder_of_accelerator(accelerator: Any, output_dir: Any = None, *_: Any, **
     return os.path.join(accelerator.project_dir, "checkpoints", f"checkpoint_{accelerator.save_iteration}")
 
 
-# What is loaded
+# Loading
 
 
 def name_checkpoints(gpu: SimulatedGpu) -> None:

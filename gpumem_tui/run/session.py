@@ -79,7 +79,7 @@ class _Session:
         self._is_child = False
         self._before = sys.excepthook
         self._error: BaseException | None = None
-        """What was reported to have ended the process."""
+        """The reported end of the process."""
 
     def reporter(self) -> Reporter:
         """Return the connection to who asked for the trial, made at the first call."""
@@ -188,7 +188,7 @@ class Reporter:
 
     @property
     def request(self) -> Request:
-        """What is asked for."""
+        """The request."""
         from gpumem_tui.run.events import decode_request
 
         if self._request is None:
@@ -254,5 +254,5 @@ class Reporter:
             except OSError:
                 return
             paused = words.rstrip().endswith(b"pause")
-            if not paused:  # it goes on, or who asked is gone
+            if not paused:  # it continues, or who asked is gone
                 return

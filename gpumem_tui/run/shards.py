@@ -30,7 +30,7 @@ _LIGHTNING = (
     ("Trainer", "lightning.pytorch.trainer.trainer"), ("Trainer", "pytorch_lightning.trainer.trainer"),
     ("Fabric", "lightning.fabric.fabric"), ("Fabric", "lightning_fabric.fabric"),
 )  # fmt: skip
-"""Lightning's classes whose `strategy` says how ranks hold a model, and their modules."""
+"""Lightning's classes whose `strategy` shows how ranks hold a model, and their modules."""
 
 
 def why_not_sharded(roots: Iterable[nn.Module], optimizers: Iterable[object]) -> str:
@@ -38,14 +38,14 @@ def why_not_sharded(roots: Iterable[nn.Module], optimizers: Iterable[object]) ->
     if not dist.is_available():
         return "this torch was built without torch.distributed"
     if any(type(root).__name__ == "DeepSpeedEngine" for root in roots):
-        return "DeepSpeed's own configuration says what is sharded"
+        return "DeepSpeed's own configuration decides what is sharded"
     return "" if any(True for _ in optimizers) else "no optimizer of torch's stepped"
 
 
 class Sharder:
     """Shards models from now on: as an optimizer is made for them, or a replica, whichever comes first.
 
-    Lightning is told to do that itself.
+    Lightning does that itself.
 
     Args:
         count: called for each model.
@@ -57,7 +57,7 @@ class Sharder:
     def __init__(self, count: Callable[[], None]) -> None:
         self._count = count
         self._new: dict[int, tuple[torch.Tensor, nn.Parameter]] = {}
-        """By the id of a parameter as the program knows it, that and what stands in its place."""
+        """By the id of a parameter as the program knows it, that and what takes its place."""
         self.written: dict[str, None] = {}
         self._by_lightning = False
         for name, module in _LIGHTNING:
@@ -156,7 +156,7 @@ def _replicate_nothing(shard: Callable[[nn.Module], None]) -> None:
     ddp.register_comm_hook = lambda *_, **__: None
 
 
-# What its author would write
+# Lines that its author would write
 
 
 def _named(model: nn.Module) -> tuple[str, str]:
@@ -169,7 +169,7 @@ def _named(model: nn.Module) -> tuple[str, str]:
 
 
 def _variable(frame: FrameType, model: nn.Module) -> str:
-    """Return how a function says a model: by a variable, an attribute of one, or a part of that; empty for not."""
+    """Return how a function refers to a model: by a variable, an attribute of one, or a part of that; empty for not."""
     held = [(name, value) for name, value in frame.f_locals.items() if not name.startswith("_")]
     held += [
         (f"{name}.{attribute}", value)
@@ -186,7 +186,7 @@ def _variable(frame: FrameType, model: nn.Module) -> str:
 
 
 def _path(owner: nn.Module, wanted: nn.Module) -> str | None:
-    """Return what stands after a module's name for one within it, as in Python."""
+    """Return what is after a module's name for one within it, as in Python."""
     known, waiting = {id(owner)}, [(owner, "")]
     while waiting:
         module, path = waiting.pop(0)

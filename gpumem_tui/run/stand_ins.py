@@ -1,6 +1,6 @@
-"""What a command that is followed finds: its environment, and programs in PATH in place of others.
+"""The surroundings of a command that is followed: its environment, and programs in PATH in place of others.
 
-`nvidia-smi` answers for the simulated GPU, and Python by its name is followed whatever PYTHONPATH is.
+`nvidia-smi` answers for the simulated GPU, and Python by its name is followed with any PYTHONPATH.
 
 Run as a script, with the standard library alone, it is `nvidia-smi` of the simulated GPU.
 """
@@ -23,7 +23,7 @@ DRIVER, CUDA = "570.86.10", (12, 8)
 """The driver in the installer ``cuda_12.8.0_570.86.10_linux.run``, and the CUDA that it comes with."""
 
 SITE = Path(__file__).parent / "site"
-"""What must be on PYTHONPATH for a process to be followed."""
+"""Folders that must be on PYTHONPATH for a process to be followed."""
 
 _UUID_OF_FIRST = "00000000-0000-0000-0000-000000000000"
 _MOST = 8
@@ -51,14 +51,14 @@ SWITCHED_OFF: Mapping[str, str] = {
     "CLEARML_OFFLINE_MODE": "1",
     "MLFLOW_TRACKING_URI": "",
 }
-"""What loggers and hubs read to send nothing (their documentation); an empty value only removes what is set."""
+"""Variables that keep loggers and hubs from sending (their documentation); an empty value only removes a variable."""
 
 _IN_ORDER = {"PYTHONHASHSEED": "0", "HF_DEACTIVATE_ASYNC_LOAD": "1"}
 """So that two runs allocate in the same order: sets as they are hashed, weights as transformers loads them."""
 
 _IDLE_THREADS = {"OMP_WAIT_POLICY": "passive"}
-"""Of a simulated run: by default OpenMP's threads spin between loops (libgomp's GOMP_SPINCOUNT), milliseconds for each
-small operation on the host where other programs want the cores too."""
+"""Environment of a simulated run: by default OpenMP's threads spin between loops (libgomp's GOMP_SPINCOUNT),
+milliseconds for each small operation on the host where other programs want the cores too."""
 
 
 def environment(directory: Path, gpu_uuids: Sequence[str], *, simulated: bool) -> dict[str, str]:
@@ -73,7 +73,7 @@ def environment(directory: Path, gpu_uuids: Sequence[str], *, simulated: bool) -
 
 
 def of_every_run(gpu_uuids: Sequence[str] = (), *, simulated: bool = True) -> dict[str, str]:
-    """Return what is the same in the environment of every run, but for PATH."""
+    """Return the environment shared by every run, but for PATH."""
     path = [str(SITE), os.environ.get("PYTHONPATH", "")]
     defaults = {**_IN_ORDER, **(_IDLE_THREADS if simulated else {})}
     return {

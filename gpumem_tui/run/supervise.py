@@ -72,11 +72,11 @@ def run_command(command: list[str]) -> None:
 def main(lifeline_fd: int, status_fd: int, run: "Callable[[], None]") -> None:
     """Run the command in a process that keeps nothing of ours open, and end it when the lifeline's other end is closed.
 
-    Says its own process id, and how the command ended: its exit code, 128 and the signal's number if a signal did. The
+    Shows its own process id, and how the command ended: its exit code, 128 and the signal's number if a signal did. The
     folder of the trial goes when the lifeline does: whoever asked may have had no time to remove it.
 
     Args:
-        status_fd: what it says that to, a line each.
+        status_fd: what it states that to, a line each.
         run: called in the command's process.
     """
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

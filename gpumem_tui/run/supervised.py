@@ -36,7 +36,7 @@ class SupervisedCommand:
         may_fork: whether an interpreter may be kept for it (see `interpreters.for_command`).
 
     Attributes:
-        stdout_fd: what it prints. `status_fd`: becomes readable as the supervisor says something; `code` reads it.
+        stdout_fd: what it prints. `status_fd`: becomes readable as the supervisor reports something; `code` reads it.
 
     Raises:
         OSError: no process can be started.
@@ -138,7 +138,7 @@ _READS_A_PROGRAM = ("-", "/dev/stdin")
 """Words by which an interpreter or a shell takes its program from standard input, as ``python - <<EOF`` does."""
 
 _ENDS_OF_INPUT = b"\x04" * 256
-"""What a terminal reads as the end of its input, once for each (termios(3), VEOF)."""
+"""The byte that a terminal reads as the end of its input (termios(3), VEOF)."""
 
 
 def open_input(words: Sequence[str], held: ExitStack) -> int:
@@ -156,7 +156,7 @@ def open_input(words: Sequence[str], held: ExitStack) -> int:
         return program
     try:
         keyboard, terminal = pty.openpty()
-    except OSError:  # there are none left, or none at all, as in some containers
+    except OSError:  # none exist left, or none at all, as in some containers
         nothing = os.open(os.devnull, os.O_RDONLY)
         held.callback(os.close, nothing)
         return nothing

@@ -39,8 +39,8 @@ def gpu_memory() -> GpuMemory:
     """Return what runs the code of a `with` block on a simulated GPU, which that code finds as CUDA's.
 
     `with gpu_memory("sim:a100-40gb") as memory: step()`, then `assert memory.device_used_bytes < 22 * 2**30`. The model
-    is made inside of the block. Tensors on the device have shapes and no values. What does not fit raises
-    `torch.OutOfMemoryError` there.
+    is made inside of the block. Tensors on the device have shapes and no values. A step that does not fit
+    raises `torch.OutOfMemoryError` there.
     """
     return _simulated
 

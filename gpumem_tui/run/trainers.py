@@ -36,13 +36,13 @@ _OCCASIONS: tuple[tuple[Occasion, str, str], ...] = (
 """How `TrainingArguments` name each, and what callbacks set in a trainer's control for it."""
 
 _NEAR_STEPS = 5
-"""What is due within so many steps is followed when it is due."""
+"""An evaluation or save due within so many steps is followed when it is due."""
 
 
 def _follow_transformers(program: Program, module: Any) -> None:
     """Have transformers' Trainer say what it will do, and do what is awaited once its steps are made.
 
-    What is awaited and none of its settings ask for may come after training, which ends then.
+    An awaited part that no setting asks for may come after training, which ends then.
     """
     trainer, later = module.Trainer, program.later
     train, evaluate = trainer.train, trainer.evaluate

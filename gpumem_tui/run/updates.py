@@ -40,7 +40,7 @@ class UpdatesByHand:
     """Tells whether a program without an optimizer of torch's has made a step since the last backward.
 
     Between two backward passes nothing but a step changes parameters or gradients: it writes them, clips gradients, or
-    sets these to zero or None. (What is written to a tensor's ``.data`` does not count up the tensor's own version.)
+    sets these to zero or None. (A write to a tensor's ``.data`` does not count up the tensor's own version.)
 
     Attributes:
         is_certain: such a step has been made.
@@ -51,10 +51,10 @@ class UpdatesByHand:
         self._before: list[_Trained] = []
         self._has_optimizer = False
         self._others: list[weakref.ref[torch.Tensor]] = []
-        """Tensors beside weights and gradients that were there after the first step."""
+        """Tensors besides weights and gradients that were there after the first step."""
 
         self._versions: list[int] = []
-        """Those of these as the second backward left them; 0 of what is gone."""
+        """Their versions as the second backward left them; 0 for a tensor that is gone."""
 
     def after_backward(self, parameters: Iterable[torch.Tensor]) -> None:
         """Remember how backward, which has returned, left the parameters."""
@@ -83,10 +83,11 @@ class UpdatesByHand:
         return self.is_certain
 
     def kept(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Return what updates keep beside weights, once, after the second step.
+        """Return what updates keep besides weights, once, after the second step.
 
         These are tensors that the first step left and the second has written, or that are shaped as a weight, as the
-        slow weights of Lookahead, which it writes every sixth step. Those that each step makes anew are not among them.
+        slow weights of Lookahead, which it writes every sixth step. Tensors that each step makes anew are not among
+        them.
         """
         if not self._versions:
             return []

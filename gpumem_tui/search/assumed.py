@@ -1,4 +1,4 @@
-"""What a trace assumes of rows and kernels, ranges of cuDNN's workspaces, and what it does not include, in words."""
+"""A trace's assumptions on rows and kernels, ranges of cuDNN's workspaces, and parts not included, in words."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _EVERY_STEPS = re.compile(r"\w+ (every [\d,]+) steps")
 
 
 def not_reached_line(traced: Traced) -> str:
-    """Say how many steps of a command were followed, and what it does beside these; empty where all is included."""
+    """Say how many steps of a command were followed, and what it does besides these; empty where all is included."""
     steps, missing = traced.done.steps, traced.done.not_reached
     if not missing:
         return ""
     followed = f"{counted(steps, 'step')} followed; not included: "
     if not any(one.when for one in missing):
         names = " or ".join(one.phase for one in missing)
-        return f"{followed}whatever comes after step {steps}, such as {names}; --steps N follows more"
+        return f"{followed}anything after step {steps}, such as {names}; --steps N follows more"
     phases = [one.phase if one.phase == "resuming" else f"{one.phase} ({when})" for one, when in _short(missing)]
     return f"{followed}{', '.join(phases)}; {_options(missing)} follows {'it' if len(missing) == 1 else 'them'}"
 
@@ -75,7 +75,7 @@ class RowsAssumed(JsonObject, frozen=True):
 
 
 class ConvolutionPasses(JsonObject, frozen=True):
-    """Passes of convolutions whose workspace is known alike: how many, and the bytes of the largest workspace."""
+    """Passes of convolutions with equally known workspaces: how many, and the bytes of the largest."""
 
     passes: int
     largest: Range
@@ -90,7 +90,7 @@ def assumption_words(traced: Traced) -> str:
 
 
 def assumed_lines(traced: Traced, batch_size: int) -> Iterator[str]:
-    """Yield what is known of workspaces, and a line for each operator that takes some, one for all that may."""
+    """Yield what we know about workspaces, and a line for each operator that takes some, one for all that may."""
     yield from workspace_lines(traced, batch_size)
     for name, times, why in traced.done.assumed:
         if why != NOT_EXAMINED:
@@ -100,18 +100,18 @@ def assumed_lines(traced: Traced, batch_size: int) -> Iterator[str]:
 
 
 def assumed_line(traced: Traced) -> str:
-    """Return the operators whose scratch is counted as none in one line; empty if there is none."""
+    """Return the operators whose scratch is counted as none in one line; empty if missing."""
     names = [f"aten.{name}" for name, _, _ in traced.done.assumed]
     return f"counted without scratch, which is not known: {', '.join(names)}" if names else ""
 
 
 def workspace_lines(traced: Traced, batch_size: int) -> Iterator[str]:
-    """Yield what trials take for a moment, and how many convolutions' workspaces are known, and between what bytes."""
+    """Yield what trials take for a moment, and how many convolutions have known workspaces, and between what bytes."""
     if (peaks := traced.momentary_peaks(batch_size)) is not None:
         settled = traced.at(batch_size).peak_allocated_bytes
         yield (
             f"{format_bytes(settled)} allocated, and up to {format_bytes(peaks[0])} for a moment in the first step "
-            f"where there is room ({format_bytes(peaks[1])} reserved): cudnn.benchmark tries algorithms and goes on "
+            f"where there is room ({format_bytes(peaks[1])} reserved): cudnn.benchmark tries algorithms and continues "
             "without those that do not fit"
         )
     library = "MIOpen" if traced.gpu.arch else "cuDNN"
@@ -123,7 +123,7 @@ def workspace_lines(traced: Traced, batch_size: int) -> Iterator[str]:
 
 
 def convolutions(traced: Traced, batch_size: int) -> dict[str, tuple[int, Range]]:
-    """Return how many passes of convolutions the traced steps have, by what is known of their workspaces.
+    """Return how many passes of convolutions the traced steps have, by what we know about their workspaces.
 
     Each with the least and the most of that of them that may take most.
     """

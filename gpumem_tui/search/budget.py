@@ -27,7 +27,7 @@ _TITLES = {bucket.value: bucket.title for bucket in Bucket}
 
 
 class PlaceTaken(msgspec.Struct, frozen=True):
-    """The bytes of a source line at the peak. `source` is ``file:line``; "" where no line of the program is known."""
+    """The bytes of a source line at the peak. `source` is ``file:line``; "" without a line of the program."""
 
     bucket: str
     source: str
@@ -173,7 +173,7 @@ class Gate:
         return sorted(_moved(self.before, self.now), key=lambda change: (-abs(change.size_bytes), change.name))
 
     def lines(self) -> Iterator[str]:
-        """Yield what is said of the gate in a terminal."""
+        """Yield the gate's lines for a terminal."""
         yield f"gate: {self.verdict}"
         if self.before is None:
             return
@@ -318,7 +318,7 @@ class GateTerms:
         return self.budget_bytes is not None or self.baseline is not None
 
     def held(self, now: Footprint) -> Gate:
-        """Hold a footprint against it; a baseline's file is written where there is none.
+        """Hold a footprint against it; a baseline's file is written if missing.
 
         Raises:
             OptionError: the file is of another GPU or batch size, is no baseline, or cannot be written.

@@ -1,4 +1,4 @@
-"""What a search or a prediction is about: the device, and everything else there is to say before it begins."""
+"""The configuration of a search or a prediction: the device, and everything else that is set before it begins."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from gpumem_tui.workload.spec import WorkloadSpec
 
 @dataclass(frozen=True)
 class Device:
-    """The place of a search. `uuid` is the real GPU's; `reason` says why a simulated one was taken ("": asked for).
+    """The place of a search. `uuid` is the real GPU's; `reason`: why a simulated one was taken ("": asked for).
 
-    `others_bytes` is what other processes hold on it: a search beside them stays within what they leave. `more_uuids`
+    `others_bytes` is what other processes hold on it: a search next to them stays within what they leave. `more_uuids`
     are the further GPUs of a command that starts several ranks.
     """
 
@@ -69,7 +69,7 @@ class Room:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchTerms:
-    """The terms of a search: strategy, steps, headroom and limits, whatever is searched and wherever.
+    """The terms of a search: strategy, steps, headroom and limits, independent of the subject and the place.
 
     Attributes:
         steps: full training steps a trial runs; three show lazily made state and steady reuse.

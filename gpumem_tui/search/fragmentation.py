@@ -1,7 +1,7 @@
 """Allocator settings with which a traced run reserves less: each is replayed on the trace that is there.
 
 Tensors that differ in size from step to step leave pieces in the allocator's segments that serve nobody. How much that
-is, and what a setting makes of it, a replay says exactly; no second run is needed.
+is, and what a setting makes of it, a replay states exactly; no second run is needed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OTHERS = (
     *(f"roundup_power2_divisions:{count}" for count in (2, 4, 8)),
     *(f"garbage_collection_threshold:{share}" for share in (0.6, 0.8)),
 )
-"""Of these the one that saves most is chosen. Smaller values of the first cost time: more requests to the driver."""
+"""The setting that saves most is chosen. Smaller values of the first cost time: more requests to the driver."""
 
 _EXPANDABLE_SINCE = (2, 1)
 
@@ -140,7 +140,7 @@ def remedy(traced: Traced, batch_size: int, free_bytes: int = 0) -> AllocatorRem
 
 
 def larger_batch(traced: Traced | Unknown, sizes: Sizes = _EVERY) -> AllocatorRemedy | None:
-    """Return the option by which the largest batch grows most; None where none does, or no largest is known.
+    """Return the option by which the largest batch grows most; None where none does, or there is no largest.
 
     A size just beyond the largest is replayed first, so that an option that helps nothing costs one replay.
 
@@ -186,7 +186,7 @@ def _usable(traced: Traced, options: tuple[str, ...]) -> Iterator[str]:
 
 
 def _is_worth_replays(traced: Traced, batch_size: int, free_bytes: int) -> bool:
-    """Return whether what lies idle in segments is much, grows from step to step, or decides whether the step fits."""
+    """Return whether what is idle in segments is much, grows from step to step, or decides whether the step fits."""
     run = traced.at(batch_size)
     if run.peak_reserved_bytes - run.peak_allocated_bytes < _WORTH_BYTES:
         return False

@@ -18,13 +18,13 @@ from gpumem_tui.workload.command import BATCH, Command
 
 _FILE = "dialects.toml"
 AUTOCAST_FP16 = "autocast-fp16"
-"""What is said in the place of autocast on GPUs without bfloat16."""
+"""The name of the change that replaces autocast on GPUs without bfloat16."""
 _SAYABLE = {*INJECTED, *ADAPTERS, AUTOCAST_FP16} - {*SHARDS, MORE_RANKS}
 """The changes that a framework can have words for; `ranks` starts ranks, `shards` and `zero` have them hold parts."""
 
 
 class Dialect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a framework's programs are told a change: a table of dialects.toml, which explains the fields."""
+    """How to write a change for a framework's programs: a table of dialects.toml, which explains the fields."""
 
     title: str = ""
     by_program: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class Dialect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def pairs(values: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and the value of each part of ``name=value …``; the value is empty where there is none."""
+    """Yield the name and the value of each part of ``name=value …``; the value is empty if missing."""
     for each in values.split():
         name, _, value = each.partition("=")
         yield name, value
@@ -107,12 +107,12 @@ def _faults(dialect: Dialect) -> Iterator[str]:
     for key in dialect.says:
         if key not in _SAYABLE:
             close = get_close_matches(key, sorted(_SAYABLE), 1)
-            yield f"says.{key}: no change is called so{f'; did you mean {close[0]}?' if close else ''}"
+            yield f"`says.{key}` is no known change{f'; did you mean {close[0]}?' if close else ''}"
     for form, text in (("form", dialect.form), ("inside", dialect.inside)):
         try:
             text.format(name="", dashed="", value="")
         except (KeyError, IndexError, ValueError) as error:
-            yield f"{form}: {error} stands for nothing; {{name}}, {{dashed}} and {{value}} do"
+            yield f"{form}: {error} means nothing; {{name}}, {{dashed}} and {{value}} do"
     for way in dialect.ranks:
         first = way.partition(" ")[0]
         if first != "env" and not first.startswith("-") and first not in NAMES:
@@ -121,7 +121,7 @@ def _faults(dialect: Dialect) -> Iterator[str]:
 
 @cache
 def dialect_of(command: Command) -> Dialect:
-    """Return the dialect of a command's framework; one that says nothing where none is known."""
+    """Return the dialect of a command's framework; an empty one if the framework is unknown."""
     script = next(iter(scripts_of(command)), "")
     return next((one for one in dialects().values() if one.is_spoken(command, script)), Dialect())
 

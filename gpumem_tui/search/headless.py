@@ -142,7 +142,7 @@ def gate_or_exit(config: SearchConfig, prediction: Prediction, batch_size: int, 
 
 
 def _without_torch(config: SearchConfig, error: Unusable) -> str:
-    """Return what is known all the same where no step can run for want of torch."""
+    """Return the formula's answer where no step can run for want of torch."""
     largest = config.formula.max_batch_size
     if error.kind != "torch" or isinstance(largest, Unknown):
         return ""
@@ -150,7 +150,7 @@ def _without_torch(config: SearchConfig, error: Unusable) -> str:
 
 
 def _verdict_line(verdict: Verdict, change: str) -> str:
-    """Return how a search has ended in one line that stands first: what fits with room left, or what to change."""
+    """Return how a search has ended in one line that is first: what fits with room left, or what to change."""
     line = f"{verdict.message[:1].upper()}{verdict.message[1:]}"
     if verdict.with_headroom is not None:
         line += f"; {report.headroom_line(verdict.with_headroom)}"
@@ -193,9 +193,9 @@ class _TrialLog:
 
 
 class _Printer:
-    """Prints a search as it goes on: as JSON, where the predictions come with the result, and on a real GPU.
+    """Prints a search as it runs: as JSON, where the predictions come with the result, and on a real GPU.
 
-    On a simulated one, where it takes seconds, its lines are held until the answer stands above them.
+    On a simulated one, where it takes seconds, its lines are held until the answer is above them.
 
     Attributes:
         progress: what is under way, on stderr.

@@ -31,7 +31,7 @@ from gpumem_tui.workload.command import BATCH
 from gpumem_tui.workload.spec import WorkloadSpec
 
 _OF_A_VALUE = re.compile(r"\b(AssertionError|ValueError|RuntimeError|TypeError|ZeroDivisionError)\b")
-"""What programs raise about a number that they cannot work with."""
+"""Errors of programs about a number that they cannot work with."""
 _COMPILED = "a compiled model is traced at the batch size asked for alone: search finds the largest"
 _MOST_MULTIPLE = _NEAR_MULTIPLE = 8
 _COMPILES, _DOES_NOT = re.compile(r"torch[._]compile\b"), re.compile(r"no.?compile|compile\W+(false|0|no)\b", re.I)
@@ -69,7 +69,7 @@ class TraceProgress:
 
 
 WhileTracing = Output | TraceProgress
-"""What happens while a command is traced."""
+"""The events while a command is traced."""
 
 
 def predict(
@@ -112,7 +112,7 @@ def predicting(
 
 @dataclass
 class _Traces:
-    """The runs that are traced, one for each batch size; `refused` says what it ended in at others.
+    """The runs that are traced, one for each batch size; `refused` shows what it ended in at others.
 
     Attributes:
         whole: of the network that these stand for; None for none.
@@ -132,7 +132,7 @@ class _Traces:
 
     @property
     def ready(self) -> Ready | None:
-        """What the first process said of itself that was traced, else the last one; None before."""
+        """The report of the first process that was traced, else of the last one; None before."""
         return next((ready for ready, _ in self.runs.values()), self.heard)
 
     def request(self, size: int) -> TraceRequest:
@@ -254,7 +254,7 @@ class _Traces:
 
     @property
     def sizes(self) -> Sizes:
-        """The sizes that the command takes, as far as is known: where it ran at none, those that suit most programs."""
+        """The sizes that the command takes, as far as known: where it ran at none, those that suit most programs."""
         given = Sizes(self.config.batch_multiple)
         return given.without(self.refused) if self.runs or not self.refused else replace(given, multiple=_MOST_MULTIPLE)
 
@@ -270,7 +270,7 @@ class _Traces:
         if checked is not None:
             yield from self.run(checked)
         if any(done.ran_out for _, done in self.runs.values()):
-            raise NotAffine("where memory runs out the command goes on with less")
+            raise NotAffine("where memory runs out the command continues with less")
         trace = AffineTrace.fit((first, self.at(first)), (second, self.at(second)))
         if checked == 1 and not trace.holds(1, self.at(1)):
             trace, checked = replace(trace, apart=((1, self.at(1)),)), CHECKED_BATCH_SIZE
@@ -526,7 +526,7 @@ def _extrapolated(peaks: Sequence[tuple[int, int]], config: SearchConfig, ready:
 def _others_answer(kind: str, config: SearchConfig) -> bool:
     """Return whether others answer where there is no trace: the formula for a catalog model, trials on a real GPU.
 
-    A torch too old to simulate a GPU trains on a real one all the same.
+    A torch too old to simulate a GPU trains on a real one anyway.
 
     Args:
         kind: of the failure.

@@ -45,7 +45,7 @@ class Formula:
 
     @cached_property
     def max_batch_size(self) -> int | Unknown:
-        """Find the largest batch size by the closed form, or say why there is none."""
+        """Find the largest batch size by the closed form, or say why it is missing."""
         shape = self.workload.shape
         if shape is None:
             return Unknown(_no_formula(self.workload))
@@ -53,7 +53,7 @@ class Formula:
         return max_batch_size(shape, recipe, self.total_bytes, self.headroom, self.extras, beside_bytes=beside_bytes)
 
     def at(self, batch_size: int) -> FormulaPrediction | Unknown:
-        """Return the closed form's rows at a batch size, or why there are none."""
+        """Return the closed form's rows at a batch size, or why they are missing."""
         shape = self.workload.shape
         if shape is None:
             return Unknown(_no_formula(self.workload))
@@ -72,7 +72,7 @@ def _no_formula(workload: WorkloadSpec) -> str:
 
 
 Fit = Literal["fits", "may fit", "may not fit", "does not fit"]
-"""Fits with the most that the device total is known to be, with the least of it only, or not even with that; of a trace
+"""Fits with the high end of the device total, with the least of it only, or not even with that; of a trace
 that is an estimate, such as a compiled program's that was traced as eager, no more than that it may or may not.
 
 This alone decides, for every verb: what is left of the device is 0 or more at both ends, at one, or at none."""
@@ -91,7 +91,8 @@ def _with_trials(reserved: Range, most_bytes: int) -> Range:
 
 
 _COMPARED_AT = 1024
-"""The batch size, in multiples, by which two traces of a step are told apart: at few samples segments take the same."""
+"""The batch size, in multiples, by which two traces of a step are separated: at few samples segments take equal
+amounts."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class BatchSizes:
 
 @dataclass(frozen=True)
 class KnownUnknown:
-    """A part of the device total that is known as a range only, and where that is from."""
+    """A part of the device total with only a known range, and where that is from."""
 
     name: str
     size: Range
@@ -189,7 +190,7 @@ class Traced:
         return self._finder.peaks(batch_size)[1]
 
     def without_fewest(self, reason: str) -> Traced:
-        """Return the trace, of whose other end no more is known than why it is not."""
+        """Return the trace, whose other end has only a reason for being unknown."""
         return replace(self, no_fewest=reason)
 
     @property
@@ -233,7 +234,7 @@ class Traced:
         return record(self.trace.at(batch_size), self.capacity_bytes, self.settings, self.allowed_bytes)
 
     def fit(self, batch_size: int, free_bytes: int = 0) -> Fit:
-        """Return whether the step fits on this device and leaves so much free, as far as is known."""
+        """Return whether the step fits on this device and leaves so much free, as far as known."""
         if not free_bytes and self._reserved_as_ran(batch_size):
             return "fits"
         if self.done.is_estimate:
@@ -254,7 +255,7 @@ class Traced:
         return Ends(self._finder, capacity, self.capacity_bytes, self.allowed_bytes)
 
     def fits(self, batch_size: int) -> bool:
-        """Return whether the step fits on this device with the most that it is known to take."""
+        """Return whether the step fits on this device at the high end of its range."""
         return self.fit(batch_size) == "fits"
 
     def fits_leaving(self, batch_size: int, free_bytes: int) -> bool:
@@ -435,7 +436,7 @@ class Traced:
 
     @cached_property
     def max_batch_size(self) -> int | Unknown:
-        """Find the safe batch size, the largest that fits with every unknown at its most, or say why there is none."""
+        """Find the safe batch size, the largest that fits with every unknown at its most, or say why it is missing."""
         return self._largest(self._ends.is_certain)
 
     def max_batch_size_leaving(self, free_bytes: int) -> int | Unknown:
@@ -444,12 +445,12 @@ class Traced:
 
     @cached_property
     def expected_batch_size(self) -> int | Unknown:
-        """Find the largest batch size that fits as expected, which the simulated GPU is; or say why there is none."""
+        """Find the largest batch size that fits as expected, which the simulated GPU is; or say why it is missing."""
         return self._largest(self._ends.is_expected, self.max_batch_size)
 
     @cached_property
     def may_fit_batch_size(self) -> int | Unknown:
-        """Find the largest batch size that fits with every unknown at its least, or say why there is none."""
+        """Find the largest batch size that fits with every unknown at its least, or say why it is missing."""
         own = self._largest(self._ends.is_possible, self.expected_batch_size)
         other = own if self.fewest is None else self.fewest.may_fit_batch_size
         return own if isinstance(own, Unknown) or isinstance(other, Unknown) else max(own, other)
@@ -496,7 +497,7 @@ class Prediction:
 
     @cached_property
     def with_headroom(self) -> int | Unknown:
-        """Find the traced largest batch that leaves the formula's headroom free, or say why there is none."""
+        """Find the traced largest batch that leaves the formula's headroom free, or say why it is missing."""
         if isinstance(self.traced, Unknown):
             return self.traced
         free_bytes = self.formula.total_bytes - usable_bytes(self.formula.total_bytes, self.formula.headroom)

@@ -1,4 +1,4 @@
-"""What `predict` and `search` print with ``--json``: schema 1, whose keys are a public contract.
+"""The JSON of `predict` and `search`: schema 1, whose keys are a public contract.
 
 The types are the schema, see `report.objects.JsonObject`. Bytes are whole numbers.
 """
@@ -41,7 +41,7 @@ _FORMULA_BUCKETS = tuple(bucket for bucket in ALLOCATED_BUCKETS if bucket is not
 _NOT_PRINTED = ("name", "source", "published_parameters", "part")
 """Fields of a model's shape that are no part of the printed one."""
 
-# What is trained, and where
+# The workload and its device
 
 
 class _Subject(JsonObject, frozen=True):
@@ -143,7 +143,7 @@ class _Row(JsonObject, frozen=True):
 
 
 class FormulaObject(JsonObject, frozen=True, kw_only=True):
-    """The closed form at a batch size. Figures are null where there is none, and `unavailable` says why."""
+    """The closed form at a batch size. Figures are null if missing, and `unavailable` gives the reason."""
 
     buckets: Bytes | None
     peak_bytes: int | None
@@ -202,7 +202,7 @@ class _Unknown(JsonObject, frozen=True):
 
     @classmethod
     def of(cls, unknown: KnownUnknown) -> _Unknown:
-        """Return a part of the device total that is known between two ends."""
+        """Return a part of the device total known between two ends."""
         size = unknown.size
         return cls(name=unknown.name, low_bytes=size.low_bytes, high_bytes=size.high_bytes, source=unknown.source)
 
@@ -316,7 +316,7 @@ class _Roomy(JsonObject, frozen=True):
 
 
 class TracedObject(JsonObject, frozen=True, kw_only=True):
-    """The traced step at a batch size. Figures are null where there is no trace, and `unavailable` says why."""
+    """The traced step at a batch size. Figures are null where there is no trace, and `unavailable` gives the reason."""
 
     buckets: Bytes | None
     highest: dict[str, _Highest] | UnsetType = UNSET
@@ -360,7 +360,7 @@ class TracedObject(JsonObject, frozen=True, kw_only=True):
         """Replay the trace.
 
         Args:
-            roomy: the prediction whose largest batch that leaves the headroom free is said too.
+            roomy: the prediction whose largest batch that leaves the headroom free is given too.
         """
         with_headroom: _Roomy | UnsetType = UNSET
         if roomy is not None:
@@ -421,11 +421,11 @@ class TracedObject(JsonObject, frozen=True, kw_only=True):
         )
 
 
-# What is printed
+# The printed objects
 
 
 class PredictedObject(JsonObject, frozen=True):
-    """What every object about one step has."""
+    """Fields of every object about one step."""
 
     schema: Literal[1]
     workload: WorkloadObject

@@ -101,7 +101,7 @@ def device_line(device: Device, limit_bytes: int | None = None) -> str:
 
 
 def predicted_line(prediction: Prediction) -> str:
-    """Return both predicted largest batches, with the same headroom, and what the trace says of the whole device."""
+    """Return both predicted largest batches, with the same headroom, and what the trace reports of the whole device."""
     formula, traced = prediction.formula, prediction.traced
     words = f"predicted largest batch{' of one GPU' if formula.workload.recipe.gpus > 1 else ''}: "
     figures = f"formula {_value(formula.max_batch_size)}, traced "
@@ -164,7 +164,7 @@ def uneven_line(traced: Traced | Unknown) -> str:
 
 
 def answer_line(config: SearchConfig, prediction: Prediction, batch_size: int) -> str:
-    """Return whether the step fits, what is left or missing, the safe batch, and who says what to change.
+    """Return whether the step fits, what is left or missing, the safe batch, and who shows what to change.
 
     Empty where there is neither a trace nor a closed form.
     """
@@ -174,7 +174,7 @@ def answer_line(config: SearchConfig, prediction: Prediction, batch_size: int) -
     subject = what_fits(traced, batch_size, workload.batch_words(batch_size))
     verdict = f"{subject} {fit_words(traced, batch_size)} on {traced.gpu.title}"
     found = remedy(traced, batch_size)
-    change = "`gpumem-tui plan` in the place of `predict` says what would make it fit"
+    change = "`gpumem-tui plan` instead of `predict` shows changes that make it fit"
     if found is not None and found.fit == "fits":
         change = f"{found.how} makes it fit at no cost"
     return verdict_words(
@@ -197,7 +197,7 @@ def _largest_line(workload: WorkloadSpec, traced: Traced) -> str:
 
 
 def peak_line(traced: Traced, batch_size: int) -> str:
-    """Return the moment of the traced peak. What is not held then, gradients most often, counts nothing."""
+    """Return the moment of the traced peak. Buckets empty at that moment, gradients most often, count nothing."""
     replay = traced.at(batch_size)
     moment = replay.peak_moment
     if moment is None:
@@ -208,7 +208,7 @@ def peak_line(traced: Traced, batch_size: int) -> str:
 
 
 def context_line(traced: Traced) -> str:
-    """Return how large the CUDA context is taken to be, and how that is known."""
+    """Return how large the CUDA context is taken to be, and its source."""
     ready, between = traced.ready, traced.ready.context_range
     ends = "" if between is None or between.is_exact else f" ({format_range(between)})"
     return f"{traced.gpu.runtime} context {format_bytes(ready.context_bytes)}{ends}: {ready.context_source}"
@@ -263,7 +263,7 @@ def layers_line(traced: Traced) -> str:
         return ""
     *others, last = traced.done.traced_layers
     counts = f"{', '.join(map(str, others))} and {last}"
-    return f"traced with {counts} such layers: each adds the same to the step, and the last count confirms it"
+    return f"traced with {counts} such layers: each adds an equal amount to the step, and the last count confirms it"
 
 
 def parts_lines(traced: Traced, batch_size: int) -> Iterator[str]:
@@ -304,7 +304,7 @@ def _value(value: int | Unknown) -> str:
 def prediction_lines(
     config: SearchConfig, prediction: Prediction, ready: Ready | None, batch_size: int, by: str | None
 ) -> Iterator[str]:
-    """Yield all that `predict` says.
+    """Yield all that `predict` states.
 
     Args:
         ready: what traced; None if nothing did.
@@ -353,13 +353,13 @@ def _traced_lines(config: SearchConfig, traced: Traced, batch_size: int) -> Iter
 
 
 def begun_lines(config: SearchConfig) -> list[str]:
-    """Return what a search is about, before anything is known."""
+    """Return the subject of a search, before its first result."""
     where = device_line(config.device, config.limit_bytes)
     return [workload_line(config.workload), f"on {where}, strategy {config.strategy}"]
 
 
 def predicted_lines(prediction: Prediction, ready: Ready) -> Iterator[str]:
-    """Yield what a search says of its prediction."""
+    """Yield what a search states of its prediction."""
     yield f"torch {ready.torch_version}, profile {ready.profile}"
     yield predicted_line(prediction)
     yield from prediction_notes(prediction)

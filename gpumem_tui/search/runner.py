@@ -41,7 +41,7 @@ class TrialFinished:
 
 
 SearchEvent = Predicted | WhileTracing | TrialProgress | TrialFinished | Verdict
-"""What happens in a search. The last one is its verdict."""
+"""The events of a search. The last one is its verdict."""
 
 
 def search(config: SearchConfig, control: Control | None = None) -> Iterator[SearchEvent]:
@@ -108,7 +108,7 @@ def _searching(config: SearchConfig, control: Control, runner: SideBySide) -> It
 
 
 def _known(config: SearchConfig, predicted: Predicted) -> verdict.Known:
-    """Return what is known beside the trials: on a real GPU these have proved what runs."""
+    """Return the facts besides the trials: on a real GPU these have proved what runs."""
     traced, ready = predicted.prediction.traced, predicted.ready
     rests = rests_on(traced, config.workload.network)
     if not config.device.simulated:

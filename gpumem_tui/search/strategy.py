@@ -116,7 +116,7 @@ def next_size(tried: Sequence[Tried], settings: StrategySettings) -> int | None:
 def bracket(tried: Sequence[Tried], floor: int = 1) -> tuple[int, int | None]:
     """Return the largest size that fits, and the smallest beyond it that does not.
 
-    One below `floor` where none fits; None where none beyond is known.
+    One below `floor` where none fits; None without one beyond.
     """
     fit = max((t.batch_size for t in tried if t.fits), default=floor - 1)
     oom = min((t.batch_size for t in tried if not t.fits and t.batch_size > fit), default=None)

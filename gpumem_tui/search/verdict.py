@@ -1,4 +1,4 @@
-"""What a search's trials prove: the largest batch that ran, the first that did not, and the words for it."""
+"""The proof by a search's trials: the largest batch that ran, the first that did not, and the words for it."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _EVERY = strategy.Sizes()
 
 @dataclass(frozen=True)
 class Known:
-    """The facts that a verdict goes by beside its trials.
+    """The facts that a verdict goes by besides its trials.
 
     Attributes:
-        traced: the trace, or why there is none; None on a real GPU, where a size that ran is safe.
+        traced: the trace, or why it is missing; None on a real GPU, where a size that ran is safe.
         safe_bytes: reserved bytes that the device gives for certain; a trial's say whether it is safe without a trace.
         rests_on: what the verdict rests on, a phrase each.
         samples: the largest batch that the data has; 0 where that is not known.
@@ -87,7 +87,7 @@ class Verdict:
     Attributes:
         max_batch_size: the largest size that ran; 0 if none did.
         safe_batch_size: the largest that fits with every unknown at its most, which is not larger; 0 if none does.
-        at_most_batch_size: the largest that fits with every unknown at its least, as far as is known.
+        at_most_batch_size: the largest that fits with every unknown at its least, as far as known.
         first_failing: the smallest size beyond it that did not run; None if none was found.
         verified: `max_batch_size` ran in memory that does not grow, and the very next size was out of memory.
         message: one line.
@@ -134,7 +134,7 @@ def concluded(
         where: the device and the cap on it, in words.
         grows: whether memory depends on the batch size, as far as the trace tells; None without one.
         given: the sizes that were to be tried.
-        known: what is known of the device beside the trials.
+        known: what we know about the device besides the trials.
     """
     last = results[-1]
     if always_raises(results):
@@ -207,7 +207,7 @@ def settled(results: Sequence[TrialDone], where: str, ran_out: RanOut) -> Verdic
 
 
 def failed(results: Sequence[TrialDone], message: str) -> Verdict:
-    """Return the verdict of a search that could not go on."""
+    """Return the verdict of a search that could not continue."""
     fit, failing = _bracket(results)
     return _finish("failed", results, fit, failing, message, verified=False)
 

@@ -1,4 +1,4 @@
-"""What a search knows, in words: ranges, how far a prediction was off, what was missing, the ledger of a batch size."""
+"""Words for a search's results: ranges, how far a prediction was off, missing memory, the ledger of a batch size."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def samples_words(samples: int, traced: Traced | Unknown | None = None) -> str:
     """Say that no batch was run that is larger than the data, or than a rank's share of it.
 
     Args:
-        samples: of the largest batch, which may be of several passes. `traced`: tells that, where it is known.
+        samples: of the largest batch, which may be of several passes. `traced`: tells that, if known.
     """
     of_rank = has = ""
     if isinstance(traced, Traced):
@@ -148,7 +148,7 @@ def largest_words(largest: int | Unknown, may_fit: int | Unknown) -> str:
 
 
 def range_line(used: Range, unknowns: Sequence[KnownUnknown]) -> str:
-    """Say between what the device total lies, and by what; empty where it is exact."""
+    """Say between what the device total is, and by what; empty where it is exact."""
     if used.is_exact:
         return ""
     parts = [f"{one.name} {format_range(one.size)}" for one in unknowns]
@@ -238,7 +238,7 @@ _FREE = re.compile(rf"of which {_SIZE} is free|; {_SIZE} free")
 def shortfall(result: TrialDone, limit_bytes: int | None = None) -> str:
     """Say ``wanted 9.78 GiB, 9.02 GiB free`` of a trial that was out of memory; empty for one that fits.
 
-    What it said stands, where that names no sizes or it failed for another reason.
+    Its own message stays where it names no sizes or the trial failed for another reason.
 
     Args:
         limit_bytes: a user's cap on reserved bytes: memory beyond it is free, but cannot be used.
@@ -333,12 +333,12 @@ _GRADIENTS_OF = {
     "cross_entropy_loss_backward": "the logits' gradient by ",
     "nll_loss_backward": "the log-probabilities' gradient by ",
 }
-"""What a loss's backward operators make, in words."""
+"""Words for the results of a loss's backward operators."""
 _LARGEST_TEMPORARIES, _MOST_FUSED = 3, 4
 
 
 def temporaries_line(held: Sequence[Held]) -> str:
-    """Name what makes the largest temporary tensors at a moment, by operator and line; empty where there are none.
+    """Name what makes the largest temporary tensors at a moment, by operator and line; empty if missing.
 
     Args:
         held: what is live then, the largest first.

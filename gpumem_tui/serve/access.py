@@ -22,7 +22,7 @@ def new_token() -> str:
 
 
 class Access:
-    """Says of a request why it is refused.
+    """Tells why a request is refused.
 
     Args:
         token: what a visitor must know.

@@ -1,4 +1,4 @@
-"""Connections to the web server: their number and their time are bounded, and what goes wrong is said once a minute."""
+"""Connections to the web server: their number and their time are bounded, and errors are reported once a minute."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Listening:
 
 
 class _Bounded(asyncio.Protocol):
-    """aiohttp's protocol of a connection, which is closed where it says nothing, or not in time what it wants."""
+    """aiohttp's protocol of a connection, which is closed where it gives nothing, or not in time what it wants."""
 
     def __init__(self, inner: asyncio.Protocol, listening: Listening) -> None:
         self._inner = inner
@@ -118,7 +118,7 @@ class _Bounded(asyncio.Protocol):
 
 
 class Seldom(logging.Handler):
-    """Says of each kind of error one line a minute; a traceback for each connection helps nobody."""
+    """Reports for each kind of error one line a minute; a traceback for each connection helps nobody."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
@@ -126,7 +126,7 @@ class Seldom(logging.Handler):
         self._said_at: dict[str, float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Say it, unless one of its kind was said within the minute."""
+        """Report it, unless one of its kind was reported within the minute."""
         error = record.exc_info[1] if record.exc_info else None
         kind = f"{record.msg}{type(error).__name__ if error else ''}"
         now_s = time.monotonic()

@@ -35,7 +35,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-"""The token stands in the page's URL: no cache keeps it, no other site is told it, none is loaded from."""
+"""The token is in the page's URL: no cache keeps it, no other site gets it, none is loaded from."""
 _CLOSE_S = 2.0
 """How long a browser has to say that it has closed."""
 _HEARTBEAT_S = 15.0
@@ -160,7 +160,7 @@ class WebServer:
         return connection
 
     async def _end_visits(self, _application: web.Application) -> None:
-        """End the processes first, whatever the browsers do."""
+        """End the processes first, also while browsers are connected."""
         connections = list(self._visits.values())
         await asyncio.gather(*(visit.stop() for visit in self._visits))
         await asyncio.gather(*(connection.close() for connection in connections if connection.prepared))
@@ -174,7 +174,7 @@ class WebServer:
 
 
 async def _converse(connection: web.WebSocketResponse, visit: Visit) -> None:
-    """Pass on what the browser says until it leaves. What is no message of textual-serve's script ends it."""
+    """Pass on what the browser states until it leaves. A message that textual-serve's script would not send ends it."""
     async for message in connection:
         if message.type is not WSMsgType.TEXT:
             return

@@ -17,7 +17,7 @@ from textual_serve.app_service import AppService
 from textual_serve.download_manager import DownloadManager
 
 USED = ("_open_app_process", "_process", "_stdin", "_task", "_build_environment")
-"""What is used of `AppService` that it does not promise to keep."""
+"""Members of `AppService` that it does not promise to keep."""
 
 _ORDERLY_S = 4.0
 """How long a process has to end by itself; it ends itself the hard way after two seconds."""
@@ -96,6 +96,6 @@ class Visit(AppService):
 
 
 def _environment(made: dict[str, str]) -> dict[str, str]:
-    """Describe the browser's terminal, of which the server's says nothing."""
+    """Describe the browser's terminal, of which the server's gives nothing."""
     left = {name: value for name, value in made.items() if name not in ("NO_COLOR", "LINES", "TEXTUAL_FPS")}
     return {**left, "TERM": "xterm-256color", "COLORTERM": "truecolor"}

@@ -37,7 +37,7 @@ class Hosts:
 
 
 def command(settings: Path | None, *, read_only: bool, hosts: Hosts | None = None) -> list[str]:
-    """Return what starts it: no module comes from the working directory, and text is UTF-8 whatever the locale."""
+    """Return what starts it: no module comes from the working directory, and text is UTF-8 regardless of the locale."""
     hosts = hosts or Hosts()
     safe_path = ["-P"] if sys.version_info >= (3, 11) else []
     options = ["--read-only"] if read_only else []
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         read_only=given.read_only or settings.read_only,
         interval_s=given.interval or settings.interval_s,
         remote_command=given.remote_command or settings.remote_command,
-        notify=Notify(),  # alerts are told by who runs the program, not once by each visitor
+        notify=Notify(),  # alerts go to the one who runs the program, not once by each visitor
     )
     if given.host:
         return open_named_hosts(given.host, settings, allow_signals=not settings.read_only)
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _bound_to_server() -> bool:
-    """Have the server's end be a hang-up here, whatever ended it; False if it has ended already."""
+    """Have the server's end be a hang-up here, for any reason; False if it has ended already."""
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGHUP, 0, 0, 0)
     pipe = select.poll()
     pipe.register(0, select.POLLHUP)

@@ -1,9 +1,9 @@
 """Replaces what the simulated GPU replaces in torch, and nothing that the register lacks.
 
 The register, `gpumem_tui/torch_internals.json`, has every private name of torch that the product uses: what is replaced
-or only read, and by whom, why, and on which versions that was checked. Of a torch newer than these versions
+or only read, and by whom, why, and on which versions that was checked. For a torch newer than these versions
 `profile.newer_than_checked` gives the line that every result carries; of one that lacks what is to be replaced
-`MissingInTorch` says so. Standard library only: part of it is used before torch is imported.
+`MissingInTorch` is raised. Standard library only: part of it is used before torch is imported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Replaced:
     Attributes:
         by: the rooms that have the bodies.
         why: what would be wrong without.
-        names: qualified; a star stands for any.
+        names: qualified; a star represents any.
         checked_on: versions of torch.
     """
 
@@ -53,7 +53,7 @@ ANSWERS = (
     "torch.cuda.*", "torch.accelerator.*", "torch.version.*", "torch.backends.*", "torch._C._cuda_*",
     "torch._C._get_accelerator",
 )  # fmt: skip
-"""What stays replaced while torch's compiler works: answers about the GPU, which it asks for as well."""
+"""Names that stay replaced while torch's compiler works: answers about the GPU, which it asks for as well."""
 
 
 class MissingInTorch(RuntimeError):
@@ -62,7 +62,7 @@ class MissingInTorch(RuntimeError):
 
 _ABSENT = object()
 _replaced: list[tuple[Any, str, Any]] = []
-"""What is replaced for a time: owner, name and what was there before, the first replaced first."""
+"""The present replacements: owner, name and former value, the first replaced first."""
 
 
 class Replacements(ExitStack):
@@ -105,8 +105,8 @@ def without_replacements(names: tuple[str, ...], kept: tuple[str, ...] = ()) -> 
     """Have torch be within the context as it was before `Replacements`.
 
     Args:
-        names: qualified names; a star stands for any.
-        kept: names that stay replaced all the same.
+        names: qualified names; a star represents any.
+        kept: names that stay replaced anyway.
     """
     found = [one for one in _replaced if _is_named(qualified(*one[:2]), names, kept)]
     now = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in found]
@@ -179,7 +179,7 @@ def entry_of(name: str) -> Replaced | None:
 
 
 def is_checked(name: str) -> bool:
-    """Return whether what a qualified name stands for was checked on the version of torch that is loaded."""
+    """Return whether what a qualified name represents was checked on the version of torch that is loaded."""
     entry = entry_of(name)
     return entry is not None and ".".join(sys.modules["torch"].__version__.split(".")[:2]) in entry.checked_on
 

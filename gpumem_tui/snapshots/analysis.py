@@ -1,4 +1,4 @@
-"""A snapshot taken apart, device by device: memory over time, what the peak consists of, how it lies."""
+"""A snapshot taken apart, device by device: memory over time, what the peak consists of, how it is laid out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpumem_tui.snapshots.pickles import Progress
 from gpumem_tui.snapshots.states import BlockState, Places, Rules, first_state, frame_text
 
 _POINTS = 600
-"""Of the timeline: as many as a wide screen has columns, times a few."""
+"""Points of the timeline: as many as a wide screen has columns, times a few."""
 _MOST_OOMS = 20
 _MOST_MARKS = 400
 _MOST_FRAMES = 60
@@ -112,7 +112,7 @@ class Analysis:
 
 
 def analyse(snapshot: MemorySnapshot, device: int, progress: Progress = lambda _: None) -> Analysis:
-    """Take a device of a snapshot apart; `progress` is told the share that is done."""
+    """Take a device of a snapshot apart; `progress` gets the share that is done."""
     history, places, rules = snapshot.history(device), Places(snapshot), Rules(snapshot)
     course = _Course(first_state(snapshot, device), history, places, rules, progress)
     course.run()

@@ -1,4 +1,4 @@
-"""Why a request found no room: how free memory lies between the blocks of segments."""
+"""Why a request found no room: how free memory is laid out between the blocks of segments."""
 
 from __future__ import annotations
 

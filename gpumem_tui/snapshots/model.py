@@ -35,7 +35,7 @@ ACTIONS = (
     SNAPSHOT,
 ) = range(len(ACTIONS))
 UNKNOWN_ACTION = len(ACTIONS)
-"""Of actions of later versions, which say nothing about memory that these do not."""
+"""The code of actions of later versions, which add nothing about memory."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Signed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -225,7 +225,7 @@ class Segment:
 
     @property
     def largest_free_bytes(self) -> int:
-        """The bytes of the largest free block; 0 where there is none."""
+        """The bytes of the largest free block; 0 if missing."""
         return max(self.free_sizes, default=0)
 
 
@@ -260,7 +260,7 @@ class MemorySnapshot:
 
     @property
     def devices(self) -> list[int]:
-        """The devices that the file says anything of; [0] for an empty file."""
+        """The devices that the file states anything of; [0] for an empty file."""
         named = {segment.device for segment in self.segments}
         return sorted(named | {device for device, history in enumerate(self.histories) if len(history)}) or [0]
 

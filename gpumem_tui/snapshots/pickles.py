@@ -19,7 +19,7 @@ from gpumem_tui.text import shortened
 
 
 class Broken(Exception):
-    """A file that is not a valid snapshot; one line says why."""
+    """A file that is not a valid snapshot; one line gives the reason."""
 
 
 class Frames:
@@ -32,7 +32,7 @@ class Frames:
 
 
 class Gathered:
-    """The histories of a pickle by the list that stands for them in it, and its stacks."""
+    """The histories of a pickle by the list that represents them in it, and its stacks."""
 
     def __init__(self, stacks: Stacks) -> None:
         self._stacks = stacks
@@ -44,7 +44,7 @@ class Gathered:
 
         Raises:
             Broken: the list holds something else.
-            TypeError, OverflowError: an event says something else than PyTorch would.
+            TypeError, OverflowError: an event holds something else than PyTorch would write.
         """
         if id(target) not in self._histories:
             if target:
@@ -138,7 +138,7 @@ _GET_SHORT, _GET_LONG, _INT_SHORT, _INT_TWO, _INT_FOUR, _EMPTY_LIST, _SET_ITEMS 
 _Action = Callable[["SnapshotUnpickler"], object]
 
 
-# What makes an instruction of the layout of the number that follows it
+# Makers of instructions, by the layout of the number that follows
 
 
 def _constant(value: object) -> _Action:
@@ -162,7 +162,7 @@ def _plain(layout: struct.Struct) -> _Action:
 
 
 def _sized(layout: struct.Struct, value_of: Callable[[bytes], object]) -> _Action:
-    """Make what pushes the value of as many bytes as a number in that layout says."""
+    """Make what pushes the value of as many bytes as a number in that layout states."""
     return lambda self: self._push(value_of(self._take(self._number(layout))))
 
 
@@ -225,7 +225,7 @@ class SnapshotUnpickler:
                 ) from error
             raise SnapshotError(f"is broken at byte {self._at:,}") from error
 
-    # What instructions are made of
+    # Parts of instructions
 
     def _take(self, count: int) -> bytes:
         start = self._at
@@ -247,7 +247,7 @@ class SnapshotUnpickler:
     def _count(self) -> None:
         self._containers += 1
         if self._containers > _MOST_CONTAINERS:
-            raise Broken(f"it holds more than {_MOST_CONTAINERS:,} lists and dictionaries beside its events")
+            raise Broken(f"it holds more than {_MOST_CONTAINERS:,} lists and dictionaries next to its events")
 
     def _since_mark(self) -> list[object]:
         start = self._marks.pop()
@@ -299,7 +299,7 @@ class SnapshotUnpickler:
 
         Keys that were named before, and values that are numbers, named before, or stacks. True if that was all of the
         dictionary. Else nothing of it counts, and it is read the usual way from its first key: whether a number is the
-        value of a key, or the first of a tuple, is said only by what follows it.
+        value of a key, or the first of a tuple, shows only in what follows it.
         """
         data, memo = self._data, self._memo
         while True:
@@ -461,4 +461,4 @@ class SnapshotUnpickler:
         b"u"[0]: lambda self: self._set(self._since_mark()),
         **dict.fromkeys(b"c\x93Rbio\x81\x92\x82\x83\x84PQ", _refuse),
     }
-    """What each instruction does."""
+    """The function of each instruction."""

@@ -1,4 +1,4 @@
-"""What `look FILE` prints with ``--json``: a snapshot's analysis, as types."""
+"""The JSON of `look FILE --json`: a snapshot's analysis, as types."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A simulated run as the CUDA allocator's own history, and as a file for pytorch.org/memory_viz and its like.
 
-The keys of the file are those of torch 2.13 (`THCPModule_memorySnapshot` in torch/csrc/cuda/Module.cpp). What a
-snapshot has no place for stands where viewers look for more: ``category`` (as `_memory_viz._profile_to_snapshot` writes
+The keys of the file are those of torch 2.13 (`THCPModule_memorySnapshot` in torch/csrc/cuda/Module.cpp). Facts
+for which a snapshot has no place are where viewers look for more: ``category`` (as `_memory_viz._profile_to_snapshot`
+    writes
 it) the row of the ledger, ``user_metadata`` the module, and ``external_annotations`` the phases of each step. A
 simulated run has no clock: ``time_us`` counts its events.
 """
@@ -51,7 +52,7 @@ class RecordedRun:
         segments: at the end. The number of a block's stack is that of the allocation that is in it; `NO_STACK` of a
             free one, and of one that was freed while other streams use it.
         starts: by mark of the timeline, the number of the first event of its phase; as many as were reached.
-        fits: False if memory ran out: the last event is then the one that says so.
+        fits: False if memory ran out: the last event is then that failed request.
     """
 
     timeline: Timeline

@@ -104,7 +104,7 @@ def _pin_lines(oom: FailedRequest) -> Iterator[str]:
     yield "  what keeps the largest free pieces from being given back:"
     for pin in oom.pins:
         free, size = format_bytes(pin.free_bytes), format_bytes(pin.size_bytes)
-        yield f"{free:>{_SIZE_WIDTH}}  of {size} free beside {pin.blocks:,} blocks: {', '.join(pin.lines)}"
+        yield f"{free:>{_SIZE_WIDTH}}  of {size} free next to {pin.blocks:,} blocks: {', '.join(pin.lines)}"
 
 
 def _segment_lines(analysis: Analysis) -> Iterator[str]:

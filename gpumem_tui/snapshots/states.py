@@ -1,6 +1,6 @@
-"""What a device's allocator held at any moment of a snapshot, and where in the program each block was made.
+"""The blocks of a device's allocator at any moment of a snapshot, and where in the program each was made.
 
-The file says what was held at its end, and what happened before. So the state at the start follows by undoing the
+The file shows what was held at its end, and what happened before. So the state at the start follows by undoing the
 events from the end, and any other by doing them again. The allocator joins free blocks that touch, so a state is which
 memory there is and which of it is taken. How large a taken block is, the event does not say (it tells the request), but
 the rules of CUDACachingAllocator.cpp do: the rest of a free block is cut off if it is worth it (`should_split`).
@@ -75,7 +75,7 @@ def settings_of(snapshot: MemorySnapshot) -> AllocatorSettings:
 
 
 class BlockState:
-    """The blocks held after some event; `step` goes on to the next.
+    """The blocks held after some event; `step` continues to the next.
 
     Attributes:
         held: taken blocks by address.
@@ -224,7 +224,7 @@ def _part(memory: dict[int, Segment], starts: list[int], address: int, size_byte
 
 
 def last_state(snapshot: MemorySnapshot, device: int) -> tuple[dict[int, SnapshotBlock], dict[int, Segment]]:
-    """Return what the file says was held when it was written: taken blocks and memory, by address."""
+    """Return what the file states was held when it was written: taken blocks and memory, by address."""
     held: dict[int, SnapshotBlock] = {}
     memory: dict[int, Segment] = {}
     for segment in snapshot.segments:
@@ -316,7 +316,7 @@ class Places:
         return self._lines[stack]
 
     def place(self, held: SnapshotBlock) -> str:
-        """Return the `line` of a block, or what else is known of where it was made.
+        """Return the `line` of a block, or other hints on where it was made.
 
         Where others have Python's frames and one has none, it was made in a thread that Python knows nothing of.
         """
@@ -333,7 +333,7 @@ class Places:
         return called or (frames[0].function if frames else "")
 
     def frames(self, stack: int) -> Sequence[Frame]:
-        """Return a stack without what stands innermost in every one: the allocator, and what walks the stack."""
+        """Return a stack without what is innermost in every one: the allocator, and what walks the stack."""
         frames = self._stacks[stack]
         first = next((index for index, frame in enumerate(frames) if not _PLUMBING.match(frame.function)), 0)
         return frames[first:]

@@ -1,4 +1,4 @@
-"""What a training step is: its phases, what a program holds, and the place of each allocation in the program.
+"""The definition of a training step: its phases, a program's tensors, and the place of each allocation in the program.
 
 Imports nothing of ours and nothing beyond the standard library, and is Python 3.9: a user's training process speaks it.
 """

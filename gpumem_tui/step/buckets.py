@@ -22,16 +22,16 @@ def untagged_bucket(
 ) -> Bucket:
     """Return the bucket of an allocation by when it was made and when it was released.
 
-    Batch data is what is known to be data. Of the rest, what forward or an evaluation made (or forward repeated) and a
-    later phase, be it the next forward, releases is an activation; what is never released is unexplained; all else is
-    temporary.
+    Batch data is what surely is data. In the rest, a block that forward or an evaluation made (or forward
+    repeated) and that a later phase, even the next forward, releases is an activation; what is never released is
+    unexplained; all else is temporary.
 
     Args:
         made_in: the phase; None before the first.
         outlives_phase: whether it was released in another phase than the one in which it was made, or not at all.
         stays: whether it was not released.
         recomputed: made by a forward that is repeated in backward.
-        is_data: the batch, as far as that is known.
+        is_data: the batch, as far as known.
     """
     if is_data:
         return Bucket.BATCH_DATA

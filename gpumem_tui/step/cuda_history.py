@@ -1,4 +1,4 @@
-"""What CUDA's caching allocator writes down of a step, and what was noted beside it while the step ran.
+"""The CUDA caching allocator's history of a step, and the notes made next to it while the step ran.
 
 The allocator counts what it does, and each note carries that count: so notes find their place in the history when it is
 read. Nothing here synchronizes or allocates on a device. Imports nothing of ours but `step`, and beyond the standard
@@ -125,8 +125,8 @@ def made_at(entry: dict[str, Any], phase: Phase, module: str = "", undoes: Site 
     """Return where an allocation was made, and whether by a forward that is repeated in backward.
 
     `phase`, `module` and `undoes` say where the step was then. Where no line of the program's ran, as in autograd's own
-    threads, it is that of the forward which backward undoes; not in a backward within that one, of which nothing is
-    known.
+    threads, it is that of the forward which backward undoes; not in a backward within that one, of
+    which we know nothing.
     """
     frames = entry.get("frames", ())
     site = Site(module=module, source=_calling_line(frames))

@@ -1,4 +1,4 @@
-"""What an 8-bit optimizer keeps, without what it computes. Beyond the standard library only torch."""
+"""The state of an 8-bit optimizer, without its computation. Beyond the standard library only torch."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def mark_backward(
 
     marked, marked_engine = hidden(mark(backward)), MarkedEngine(engine, mark)
 
-    def undo() -> None:  # unless something was put over it, which goes on calling it
+    def undo() -> None:  # unless something was put over it, which keeps calling it
         if autograd.backward is marked:
             autograd.backward = backward
         if autograd.Variable._execution_engine is marked_engine:
@@ -92,7 +92,7 @@ class MarkedEngine:
 class PhaseHooks(ExitStack):
     """Hooks that tell where a step is; closing it takes them out.
 
-    Forward begins when one of the `parts` of a model is called outside of backward, while another phase goes on: user
+    Forward begins when one of the `parts` of a model is called outside of backward, while another phase continues: user
     code may call parts alone. Backward is `torch.autograd.backward`, which `Tensor.backward` calls.
     """
 
@@ -107,8 +107,8 @@ class PhaseHooks(ExitStack):
 
         Args:
             parts: modules by `id`.
-            phase: gives the one that goes on.
-            root: begins forward anew also while forward goes on.
+            phase: gives the one that continues.
+            root: begins forward anew also while forward continues.
         """
 
         def called(module: nn.Module, arguments: Any) -> None:
@@ -147,6 +147,6 @@ def begin_step() -> None:
 
 
 def follow_steps(begins: Callable[[], None]) -> Callable[[], None]:
-    """Have a function called as a program says that a step begins; returns what undoes that."""
+    """Have a function called when a program announces a step; returns what undoes that."""
     _followers.append(begins)
     return lambda: _followers.remove(begins)

@@ -14,7 +14,7 @@ from gpumem_tui.step import Phase
 
 @dataclass(frozen=True)
 class MemorySample:
-    """The allocator's figures as `phase` of `step` begins, and the live buckets as far as they are known by then."""
+    """The allocator's figures as `phase` of `step` begins, and the live buckets as far as known by then."""
 
     step: int
     phase: Phase
@@ -26,7 +26,7 @@ class MemorySample:
     def of(
         cls, step: int, phase: Phase, allocated_bytes: int, reserved_bytes: int, known: Mapping[Bucket, int]
     ) -> MemorySample:
-        """Make a sample of the buckets known by name. What else is allocated was, after forward, kept for backward."""
+        """Make a sample of the buckets known by name. After forward, all other allocations are kept for backward."""
         buckets = dict(known)
         rest = allocated_bytes - sum(buckets.values())
         if rest > 0:

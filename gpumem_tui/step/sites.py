@@ -32,7 +32,7 @@ _NOT_THE_PROGRAM = (
 _NOBODY = Site()
 _BUFFER = "aten.empty_strided"
 _NO_BACKWARD = -1
-"""How torch numbers the backward that is going on where none is."""
+"""How torch numbers the running backward where none is."""
 GENERATED: dict[str, Callable[[int], Site | None]] = {}
 """By file name of code that a compiler has written: what gives the place in the program for a line of it."""
 
@@ -194,7 +194,7 @@ def callers(innermost: FrameType | None) -> Iterator[FrameType]:
 
 
 def own_line() -> str:
-    """Return ``file:line`` of the innermost frame that is of the program's own files; empty where there is none."""
+    """Return ``file:line`` of the innermost frame that is of the program's own files; empty if missing."""
     for frame in callers(sys._getframe(1)):
         path = frame.f_code.co_filename
         if is_own(path) and not is_installed(path):

@@ -1,4 +1,4 @@
-"""What a training program holds: tensors within values, the memory behind tensors, optimizers, modules.
+"""Finds what a training program holds: tensors within values, the memory behind tensors, optimizers, modules.
 
 Imports nothing of ours but `step`, and beyond the standard library only torch, and is Python 3.9: a user's training
 process speaks it.
@@ -50,7 +50,7 @@ def _collect(value: Any, found: list[torch.Tensor], depth: int) -> None:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the part of a tensor that lies on this rank: of a DTensor its shard, of any other the tensor itself."""
+    """Return the part of a tensor that is on this rank: of a DTensor its shard, of any other the tensor itself."""
     shard: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return shard
 
@@ -58,8 +58,8 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 def parts_of(tensor: torch.Tensor) -> list[torch.Tensor] | None:
     """Return the tensors that hold a tensor's memory in its place; None for one that holds it itself.
 
-    Of a DTensor its shard, of one that wraps others these, of a sparse one its indices and values. Nothing is computed
-    or copied.
+    For a DTensor they are its shard, for a tensor that wraps others these, for a sparse one its indices and values.
+    Nothing is computed or copied.
     """
     if type(tensor) not in _PLAIN:
         shard = getattr(tensor, "_local_tensor", None)

@@ -1,4 +1,4 @@
-"""What every workload is: three functions that build a model, make a batch and run one training step."""
+"""The interface of a workload: three functions that build a model, make a batch and run one training step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Workload(Protocol):
         ...
 
     def make_batch(self, batch_size: int, device: torch.device) -> object:
-        """Make one batch of `batch_size` samples on the device, in whatever form `train_step` takes it."""
+        """Make one batch of `batch_size` samples on the device, in the form that `train_step` takes."""
         ...
 
     def train_step(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: object) -> None:

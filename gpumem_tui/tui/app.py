@@ -57,7 +57,7 @@ _GO = "To the Monitor or hosts, to Search, Plan, the snapshot"
 COPY_A_PART = "for a part of it, hold shift, drag over it, and press ctrl+c then"
 """In a browser. (On a Mac browsers' terminals give no such way: there all is copied.)"""
 _OWN_COMMANDS = ("Theme",)
-"""Of Textual's own commands, the ones that mean something here."""
+"""Textual's own commands that mean something here."""
 _PALETTE_LINES = 8
 _PALETTE_GONE_S = 0.1
 """Until what is under the command palette is drawn again."""
@@ -70,7 +70,7 @@ _GARBAGE = 20_000, 20, 20
 
 
 class AsciiFilter(LineFilter):
-    """Replaces every drawn character by an ASCII one, whatever widget drew it."""
+    """Replaces every drawn character by an ASCII one, drawn by any widget."""
 
     def apply(self, segments: list[Segment], _background: Color) -> list[Segment]:
         """Translate the text of every segment."""
@@ -96,7 +96,7 @@ class GpuMemApp(ActingApp[int]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+p", "command_palette", show=False, priority=True, tooltip="All commands by name, and the themes"),
         Binding("ctrl+c", "interrupt", show=False, priority=True, tooltip="Leave; of `run`: interrupt the command"),
-        Binding("ctrl+z", "suspend_process", show=False, tooltip="Stop the program; fg goes on"),
+        Binding("ctrl+z", "suspend_process", show=False, tooltip="Stop the program; fg continues"),
         *(Binding(str(key), f"show('{name}')", name, show=False, tooltip=_GO) for key, name in enumerate(SCREENS, 1)),
     ]
 
@@ -222,7 +222,7 @@ class GpuMemApp(ActingApp[int]):
         timeout: float | None = None,
         markup: bool = False,  # noqa: ARG002 - Textual's signature
     ) -> None:
-        """Notify as Textual does, with brackets as text: notices, of whatever screen, name commands and paths."""
+        """Notify as Textual does, with brackets as text: notices, on every screen, name commands and paths."""
         super().notify(message, title=title, severity=severity, timeout=timeout, markup=False)
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
@@ -263,7 +263,7 @@ class GpuMemApp(ActingApp[int]):
         yield SystemCommand("Screenshot", "Save a picture of the screen (SVG) in the working directory", picture)
 
     def _save_picture(self) -> None:
-        """Write a picture. Textual's own way needs a folder for downloads, and says nothing where there is none."""
+        """Write a picture. Textual's own way needs a folder for downloads, and reports nothing if that is missing."""
         if refused(self, Act.WRITE):
             return
         try:
@@ -356,7 +356,7 @@ class GpuMemApp(ActingApp[int]):
     def _leave(self, code: int) -> None:
         """End all screens in a thread of its own: when the terminal is gone, the event loop may hang writing to it."""
         for screen in self._made.values():
-            with suppress(Exception):  # whatever one screen makes of it, the program ends
+            with suppress(Exception):  # also if one screen fails at it, the program ends
                 screen.cancel()
         self.post_message(self.Killed(code))
         if not self.left.wait(_ORDERLY_S):

@@ -218,7 +218,7 @@ def _watch(monitor: Callable[[], MainScreen], settings: Settings) -> int:
 
 
 def _usual(settings: Settings) -> Screens:
-    """Return how the screens are made that nothing is said of."""
+    """Return how to make each screen that the caller did not make."""
     return {"monitor": partial(_own_monitor, settings), "search": _default_search, "plan": _default_plan}
 
 

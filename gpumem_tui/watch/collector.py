@@ -1,4 +1,4 @@
-"""Collects what probes publish, and what else is known of those processes."""
+"""Collects what probes publish, and further facts about those processes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Collector:
         self._is_clean = False
 
     def collect(self, gpus: Sequence[GpuReading], followed: Key | None = None) -> Published:
-        """Look again. What ended long ago is forgotten at the first look."""
+        """Look again. Processes that ended long ago are forgotten at the first look."""
         processes = self._watcher.processes()
         if not self._is_clean:
             self._is_clean = True
@@ -109,7 +109,7 @@ class Collector:
         if process.key not in self._cases:
             try:
                 case = open_case(process)
-            except WireError:  # the process's `problem` says so
+            except WireError:  # the process's `problem` has it
                 return None
             if case is None:
                 return None
@@ -118,7 +118,7 @@ class Collector:
 
 
 def fixed_bytes(process: ProbedProcess) -> dict[Bucket, int]:
-    """Sum parameters, gradients and optimizer state over all devices, as far as they are known."""
+    """Sum parameters, gradients and optimizer state over all devices, as far as known."""
     found: dict[Bucket, int] = {}
     for sample in process.samples:
         for bucket in FIXED:

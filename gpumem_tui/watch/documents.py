@@ -1,4 +1,4 @@
-"""What a probe published, read: ring and documents, every value checked, as the file may be anybody's.
+"""Reads what a probe published: ring and documents, every value checked, as the file may be anybody's.
 
 The types are the probe's own (`gpumem_tui.probe.wire`): msgspec converts by their annotations, and texts are made
 printable, since root reads the files of other users too.
@@ -70,7 +70,7 @@ _NAMES: Mapping[type, str] = {
 
 
 def read_document(kind: type[_T], files: Files, uid: int) -> _T | None:
-    """Read one of the documents of a process of a user; None if there is none (yet).
+    """Read one of the documents of a process of a user; None if missing (yet).
 
     Args:
         kind: `Trained`, `LookAnswer`, `PostMortem`, `UncaughtError`, `Exit` or `Stall`.
@@ -84,7 +84,7 @@ def read_document(kind: type[_T], files: Files, uid: int) -> _T | None:
         content = _object(data)
         if content.get("schema") != SCHEMA:
             raise WireError(f"{path.name} was written by another version (schema {content.get('schema')!r:.40})")
-        if isinstance(message := content.get("message"), str):  # PyTorch's goes on for many lines of advice
+        if isinstance(message := content.get("message"), str):  # PyTorch's continues for many lines of advice
             content["message"] = next((line for line in message.splitlines() if line.strip()), "")
         document = _checked(kind, content)
     except FileNotFoundError:

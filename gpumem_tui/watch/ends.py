@@ -69,7 +69,7 @@ def end_of(seen: Evidence) -> End:
 
 
 def memory_phrase(resident_bytes: int | None, limit_bytes: int | None, limit_owner: str) -> str:
-    """Say what a process held of host memory, of which limit; empty if neither is known.
+    """Say what a process held of host memory, of which limit; empty if both are unknown.
 
     >>> memory_phrase(15 << 30, 16 << 30, "its control group")
     '15.00 GiB resident, limit 16.00 GiB (its control group)'
@@ -163,7 +163,7 @@ _KILLED = re.compile(
 )
 """As `__oom_kill_process` writes it (Linux, mm/oom_kill.c), in the words of Linux 4.19 and later."""
 _LIMIT = re.compile(r"memory: usage \d+kB, limit (\d+)kB")
-"""Of the group, a few entries before (`mem_cgroup_print_oom_meminfo`, mm/memcontrol.c)."""
+"""The limit of the group, a few entries before (`mem_cgroup_print_oom_meminfo`, mm/memcontrol.c)."""
 _LARGEST_ENTRY = 8192
 
 
@@ -176,7 +176,7 @@ class MemoryKill:
         boot_s: when, in seconds since boot, without the time that the machine slept.
         resident_bytes: what it held then.
         by_group: the limit of its control group was reached; else the machine's memory.
-        limit_bytes: of the group, where the log says it.
+        limit_bytes: of the group, where the log states it.
     """
 
     pid: int
@@ -285,7 +285,7 @@ class Witness:
         return self._descriptor is not None
 
     def look(self) -> None:
-        """Note what it holds now. What is counted now was before its end only if it lives at the next look too."""
+        """Note what it holds now. A count read now is from before its end only if it lives at the next look too."""
         group = host_memory.memory_group(self._pid) if self._looks % _GROUP_EVERY == 0 else None
         self._looks += 1
         if group is not None and group != self._group:
@@ -308,7 +308,7 @@ class Witness:
         """Work out how it ended.
 
         Args:
-            status: as its parent was told (`os.waitpid`); by default what can be learned without that.
+            status: as its parent got it (`os.waitpid`); by default what can be learned without that.
             most_resident_bytes: the most that it ever held, where the parent knows.
         """
         status = self._status() if status is None else status
@@ -361,14 +361,14 @@ class Witness:
 
 
 def unseen(pid: int, start_ticks: int, log: Path = KERNEL_LOG) -> Exit | None:
-    """Find how a process ended that was not followed, if the kernel's log still says so."""
+    """Find how a process ended that was not followed, if it is still in the kernel's log."""
     killed = kill_of(pid, _started_s(start_ticks), log)
     booted_s = time.time() - time.monotonic()
     return None if killed is None else _killed(killed, round((booted_s + killed.boot_s) * 1e9), signal.SIGKILL)
 
 
 def _killed(killed: MemoryKill, wall_ns: int, number: int | None, limit: host_memory.MemoryLimit | None = None) -> Exit:
-    """Return the end of a process that the kernel killed because memory ran out, of which its log says so."""
+    """Return the end of a process that the kernel killed because memory ran out, if its log has it."""
     if killed.limit_bytes is not None:
         limit = host_memory.MemoryLimit(killed.limit_bytes, host_memory.GROUP)
     return Exit(

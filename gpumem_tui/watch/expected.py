@@ -1,4 +1,4 @@
-"""What the formula expects of a process that trains, to stand beside what was measured."""
+"""The formula's expectation of a process that trains, to show next to the measurement."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Expected:
     """A model and a recipe for the formula, with what had to be assumed for them, one phrase each.
 
     Attributes:
-        untrained_bytes: of modules beside the model that nothing trains, as found: no formula tells of them.
+        untrained_bytes: of modules next to the model that nothing trains, as found: no formula tells of them.
     """
 
     shape: ModelShape
@@ -73,7 +73,7 @@ class Expected:
 def expect(
     trained: Trained, found: Mapping[Bucket, int], world_size: int | None, devices: Collection[int]
 ) -> Reading[Expected]:
-    """Work out the formula's view of what a process trains, or why there is none.
+    """Work out the formula's view of what a process trains, or why it is missing.
 
     Args:
         found: the measured bytes of this rank; they tell by which stage of ZeRO the state is sharded, if at all.
@@ -99,7 +99,7 @@ def expect(
         recipe = _sharded(derived.shape, replace(recipe, gpus=world_size), state)
         assumed = (*assumed, f"sharding {recipe.sharding} over {world_size} GPUs, by the size of the state")
     if not trained.complete:
-        assumed = (*assumed, "no module beside those found so far: the probe came late; a look finds the others")
+        assumed = (*assumed, "no module besides those found so far: the probe came late; a look finds the others")
     beside = [one for one in trained.untrained if one.device in devices]
     untrained_bytes = sum(one.bytes for one in beside)
     if untrained_bytes:

@@ -55,7 +55,7 @@ def full_reason(directory: Path, found: os.statvfs_result) -> str:
 
 KEEP_S = 7 * 24 * 3600.0
 KEEP_ENDED_S = 3600.0
-"""Of a process that ended as it should: nobody asks long after what its last sample was."""
+"""Seconds to keep a process that ended as it should: nobody asks for its last sample later."""
 KEEP_PROCESSES = 20
 _OF_A_PROCESS = re.compile(r"\.?(\d{1,10})-(\d{1,19})\.")
 
@@ -63,7 +63,7 @@ _OF_A_PROCESS = re.compile(r"\.?(\d{1,10})-(\d{1,19})\.")
 def clean(processes: tuple[ProbedProcess, ...], now_s: float | None = None, directory: Path | None = None) -> int:
     """Remove this user's files of processes that ended: an hour after a normal end, a week after any other.
 
-    Of more than twenty that ended, the last twenty are kept at most. Files of processes that were attached to and never
+    At most the last twenty that ended are kept. Files of processes that were attached to and never
     published (the probe that was sent, an answer that came too late) go an hour after those ended.
 
     Args:

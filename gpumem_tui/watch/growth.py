@@ -20,7 +20,7 @@ _STEADY = (0.3, 3.0)
 _LEAST_DEVICE_BYTES = 4 * MIB
 _LEAST_HOST_BYTES = 16 * MIB
 _LEAST_SHARE = 0.002
-"""What the window must rise by at least, in bytes and as a share of what is held: less is noise."""
+"""Least rise over the window, in bytes and as a share of what is held: less is noise."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Growth:
 
     @property
     def phrase(self) -> str:
-        """The growth in a few words, as a process's title goes on."""
+        """The growth in a few words, as a process's title continues."""
         left = "" if self.left_s is None else f", full in {span(self.left_s)}"
         where = "host memory" if self.device < 0 else device_name(self.device)
         per_hour = format_bytes(round(self.bytes_per_s * 3600))
@@ -165,7 +165,7 @@ def mean_step_growth(samples: Sequence[Mapping[str, object]], device: int) -> fl
 
 
 def _held_after(samples: Sequence[Mapping[str, object]], device: int) -> list[tuple[int, int]]:
-    """Return what a device held after each step seen, beside parameters, gradients and optimizer state."""
+    """Return what a device held after each step seen, besides parameters, gradients and optimizer state."""
     points: list[tuple[int, int]] = []
     for one in samples:
         names = ("step", "allocated_bytes", "parameters_bytes", "gradients_bytes", "optimizer_bytes")

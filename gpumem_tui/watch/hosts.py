@@ -1,7 +1,7 @@
 """A process as /proc shows it: whose it is, what it runs, and where its probe publishes, seen from here.
 
 A process may live in a container: it then has another pid, another user number and another file system than the ones we
-know it by. What is named `inner` is as the process itself sees it.
+know it by. Names with `inner` are as the process itself sees them.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def every(proc: Path = PROC) -> Iterator[Host]:
 
 
 def find(pid: int, proc: Path = PROC) -> Host | None:
-    """Look up the process of that pid; None if there is none (any more)."""
+    """Look up the process of that pid; None if it is gone."""
     folder = proc / str(pid)
     try:
         status = dict(line.partition(":")[::2] for line in _text(folder / "status").split("\n"))
@@ -145,11 +145,11 @@ def find(pid: int, proc: Path = PROC) -> Host | None:
 
 
 def _text(path: Path) -> str:
-    """Read what the kernel says there; names in it are the processes' own, and cut to 15 bytes wherever that is."""
+    """Read what the kernel reports there; names in it are the processes' own, and cut to 15 bytes wherever that is."""
     return os.fsdecode(path.read_bytes())
 
 
-# What it runs
+# Its program
 
 _PYTHON = re.compile(r"(?:lib)?(?:python|pypy)[\d.]*t?(?:\.so[\d.]*)?")
 _NOTEBOOKS = frozenset({"ipykernel_launcher", "ipykernel", "colab_kernel_launcher"})
@@ -199,7 +199,7 @@ def is_python(host: Host, files: frozenset[str]) -> bool:
     """Return whether the process is a Python interpreter.
 
     Args:
-        files: what `loaded` says of it.
+        files: what `loaded` states of it.
     """
     try:
         names = [os.readlink(host.proc / "exe")]
@@ -227,7 +227,7 @@ def descendants(pid: int, proc: Path = PROC) -> list[Host]:
 def trainers(pid: int, proc: Path = PROC) -> tuple[Host, ...]:
     """List the descendants of a process that may train: Python processes with torch.
 
-    Those that one of them forked to load its data are left out, and launchers.
+    Processes forked to load data are left out, and so are launchers.
     """
     found: dict[int, Host] = {}
     for host in descendants(pid, proc):

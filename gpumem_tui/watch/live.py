@@ -1,4 +1,4 @@
-"""What probes publish now, read in a thread of its own whenever somebody asks."""
+"""Reads what probes publish now, in a thread of its own, whenever somebody asks."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _SMALL_SHARE = 10
 
 @dataclass(frozen=True)
 class Case:
-    """A process that ran out of memory, and what the formula says of it.
+    """A process that ran out of memory, and what the formula states of it.
 
     Attributes:
         expected: the model and recipe for the formula, or why they cannot be told.
@@ -66,7 +66,7 @@ class Case:
 
     @property
     def grown_bytes(self) -> int:
-        """What these steps kept."""
+        """The growth over these steps."""
         rest_bytes = self.rest_bytes
         return min(rest_bytes if isinstance(rest_bytes, int) else 0, self.grown_steps * self.grew.bytes)
 
@@ -95,12 +95,12 @@ class Case:
 
     @property
     def total_bytes(self) -> int | None:
-        """What the ledger sums to: the device, or the limit that the process had set itself where that was nearer."""
+        """The sum of the ledger: the device, or the limit that the process had set itself where that was nearer."""
         return self.post_mortem.device_limit_bytes if self.is_limited else self.post_mortem.device_total_bytes
 
     @property
     def free_bytes(self) -> int | None:
-        """What the process could still reserve; None if unknown."""
+        """Bytes that the process could still reserve; None if unknown."""
         free_bytes, left_bytes = self.post_mortem.device_free_bytes, self._left_bytes
         return left_bytes if self.is_limited else free_bytes
 
@@ -126,7 +126,7 @@ class Case:
         return self.expected.remedies(total_bytes, self._gpu(total_bytes))[:_BEST_REMEDIES]
 
     def _gpu(self, total_bytes: int) -> Gpu | None:
-        """Describe the GPU that it ran on, as far as that is known."""
+        """Describe the GPU that it ran on, as far as known."""
         found = self.post_mortem
         if found.device is None or found.compute_capability is None:
             return None
@@ -165,7 +165,7 @@ def open_case(process: ProbedProcess) -> Case | None:
 
 
 def _of_kill(process: ProbedProcess, end: End) -> PostMortem:
-    """Make the post-mortem of a process that the kernel killed: nobody wrote one, so its last sample stands for it."""
+    """Make the post-mortem of a process that the kernel killed: nobody wrote one, so its last sample represents it."""
     sample = next((one for one in process.samples if not one.is_on_gpu), None)
     found = {} if sample is None else {bucket.value: sample.buckets[bucket] for bucket in FIXED}
     return PostMortem(
@@ -263,8 +263,8 @@ def request_lines(case: Case) -> Iterator[str]:
 def ledger_rows(case: Case) -> Iterator[tuple[Bucket, str, Value]]:
     """Yield what filled the device, row by row, each with the bucket that it is drawn as; they sum to `total_bytes`.
 
-    The process's own limit is of what its allocator reserves, so what others hold of the device is no part of that. Of
-    host memory, how much others hold is not known, nor a total.
+    The process's own limit is of what its allocator reserves, so what others hold of the device is no part of that. For
+    host memory, the others' share and the total are unknown.
     """
     found = case.post_mortem
     for bucket in FIXED:

@@ -1,4 +1,4 @@
-"""What `look PID` and `watch` print with ``--json`` of a process besides its samples, as types."""
+"""The JSON of `look PID` and `watch` for a process besides its samples, as types."""
 
 from __future__ import annotations
 

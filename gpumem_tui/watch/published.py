@@ -39,7 +39,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class WatchedProcess:
-    """A process that publishes, or did, with what else is known of it.
+    """A process that publishes, or did, with further facts about it.
 
     Attributes:
         placed: its newest sample of every device.
@@ -148,7 +148,7 @@ def _growing(watched: WatchedProcess) -> Iterator[Growing]:
 
 
 class ProbeSource(Protocol):
-    """Whatever tells what probes publish. Nothing in it waits."""
+    """A source of what probes publish. Nothing in it waits."""
 
     @property
     def is_reading(self) -> bool:
@@ -234,8 +234,8 @@ def total_bytes(sample: ProbeSample) -> Value:
 def job_of(published: Published, watched: WatchedProcess) -> Job | None:
     """Find the job that a process is a rank of; None if it is of none.
 
-    The ranks of a job have one world size and one launcher. A launcher that is gone, or cannot be seen, is told by the
-    command line that its ranks share.
+    The ranks of a job have one world size and one launcher. A launcher that is gone, or cannot be seen, is recognized
+    by the command line that its ranks share.
     """
     world_size = watched.process.process.world_size
     if world_size is None or world_size < 2 or watched.process.process.rank is None:

@@ -1,4 +1,4 @@
-"""Of ranks that finish no step any more: which one stopped first, where it stands, and that the others wait for it.
+"""Ranks that finish no step any more: which one stopped first, where it is, and who waits for it.
 
 Pure; for ranks of this machine and of others. Ranks that wait for each other have often finished as many steps: then
 where they stand tells, as all but the first are in a collective.
@@ -21,7 +21,7 @@ _LONGEST = 60
 
 @dataclass(frozen=True)
 class StoppedAt:
-    """The place where the training thread of a process stands, as its probe says.
+    """The place where the training thread of a process is, as its probe reports.
 
     Attributes:
         phase: of the step; empty if unknown. collective: the function of ``torch.distributed`` that it is in.
@@ -62,7 +62,7 @@ class StoppedAt:
 
     @property
     def words(self) -> str:
-        """Return where it stands, in a few words."""
+        """Return where it is, in a few words."""
         inside = f"in {self.collective}" if self.collective else f"in {self.phase}" if self.phase else ""
         line = f"at {self.source}" if self.source else ""
         function = f"({self.function})" if self.source and self.function not in ("", "<module>") else ""
@@ -77,7 +77,7 @@ class StoppedAt:
 
 @dataclass(frozen=True)
 class RankState:
-    """One rank: the last step that it finished, how long ago, whether that is longer than steps take, where it stands.
+    """One rank: the last step that it finished, how long ago, whether that is longer than steps take, where it is.
 
     `rank` is None of a process that is no rank of a job.
     """
@@ -96,7 +96,7 @@ class Stop:
     Attributes:
         first: the one that stopped first; None where that cannot be told.
         waiting: those that wait for it.
-        silent: all that have stopped; `size`: how many ranks are known.
+        silent: all that have stopped; `size`: how many ranks were seen.
     """
 
     first: RankState | None
@@ -143,7 +143,7 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def stop_of(ranks: Iterable[RankState]) -> Stop | None:
-    """Return which of the ranks of a job have stopped; None while all go on."""
+    """Return which of the ranks of a job have stopped; None while all continue."""
     known = tuple(ranks)
     silent = tuple(each for each in known if each.is_silent)
     if not silent:

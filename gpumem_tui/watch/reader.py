@@ -40,13 +40,13 @@ from gpumem_tui.watch.records import End, ProbedProcess, ProbeSample, ProcessSta
 _TMP = Path("/tmp")  # noqa: S108 - each folder in it is checked by `Folder`
 _FOREIGN_EVERY_S = 10.0
 _SILENT_AFTER_S, _SILENT_STEPS = 15.0, 3
-"""That no step has finished is said after so long, and so many times as long as one took before."""
+"""A stop is reported after so long without a step, and so many times as long as one took before."""
 _RARER_S = 2.0
 """Samples that are further apart than this are called rarer."""
 _MOST_FOLDERS, _MOST_NAMES, _MOST_RINGS = 16, 4096, 256
-"""Of one user: folders in /tmp, names in a folder, rings. Nobody takes the place of others by making more."""
+"""Limits for one user: folders in /tmp, names in a folder, rings. Nobody takes the place of others by making more."""
 _HELD_SHARE, _HELD_SHARE_OF_A_USER = 1 / 4, 1 / 8
-"""Of the descriptors that we may have, as many are of processes that are followed; others end in /proc."""
+"""Share of our descriptors for processes that are followed, and for those of one user."""
 _OWNER_IN_NAME = re.compile(r"gpumem-tui-(\d+)")
 
 
@@ -103,7 +103,8 @@ class Watcher:
     def processes(self) -> tuple[ProbedProcess, ...]:
         """Look at every folder again; return the processes that publish, or did.
 
-        The running come first, then the last to have begun. What cannot be trusted is not read, but among `refused`.
+        The running come first, then the last to have begun. A file that cannot be trusted is not read, but is among
+        `refused`.
         """
         self._refused = {}
         self._hosts = None
@@ -138,7 +139,7 @@ class Watcher:
     def history(self, process: ProbedProcess) -> tuple[ProbeSample, ...]:
         """Return every sample that the ring of a process holds, all devices, oldest first.
 
-        Of a process that has ended, until its last sample with a model.
+        For a process that has ended, until its last sample with a model.
         """
         ring = self._rings.get(process.files.ring)
         if ring is None:
@@ -282,14 +283,14 @@ def foreign_directories(proc: Path = hosts.PROC) -> tuple[Path, ...]:
             with Folder(path, None) as folder:
                 distinct.setdefault(folder.identity, path)
         except WireError:
-            distinct[path] = path  # whoever reads it is told why it is refused
+            distinct[path] = path  # the reader reports why it is refused
         except OSError:
             continue
     return tuple(distinct.values())
 
 
 def _expected_owners(directory: Path) -> tuple[int, ...] | None:
-    """Return whose a folder must be: ours; for root anybody's (None), or theirs if its name says whose."""
+    """Return whose a folder must be: ours; for root anybody's (None), or theirs if its name tells whose."""
     if os.geteuid() != 0:
         return (os.geteuid(),)
     named = _OWNER_IN_NAME.fullmatch(directory.name)
@@ -352,7 +353,7 @@ def _read_new(ring: _Ring) -> Header:
         found = os.fstat(opened.fileno())
         header = decode_header(os.pread(opened.fileno(), HEADER_BYTES, 0))
         if (header.process.pid, header.process.start_ticks) != (ring.files.pid, ring.files.start_ticks):
-            raise WireError(f"{ring.files.ring.name} says that it is of process {header.process.pid}")
+            raise WireError(f"{ring.files.ring.name} states that it is of process {header.process.pid}")
         file = (found.st_dev, found.st_ino)
         known = ring.header.written if ring.header is not None and file == ring.file else 0
         if known > header.written or file != ring.file:
@@ -432,7 +433,7 @@ def _is_silent(samples: tuple[ProbeSample, ...], heard_s: Reading[float]) -> boo
 
 
 def _stall(ring: _Ring, heard_ns: int) -> Stall | None:
-    """Return where a process stands that stopped; None where its probe does not say, or told of an earlier stop."""
+    """Return where a process is that stopped; None where its probe does not say, or told of an earlier stop."""
     try:
         stall = read_document(Stall, ring.files, ring.uid)
     except WireError:  # a line of it would hide that no step finishes
@@ -446,7 +447,7 @@ def _problem(
     """Say in one line how far the samples are not to be trusted; empty if there is nothing to say.
 
     Args:
-        silent_s: how long no step has finished, if that is longer than steps take; `stall`: where it stands.
+        silent_s: how long no step has finished, if that is longer than steps take; `stall`: where it is.
     """
     if header.switched_off:
         return f"the probe switched itself off: {header.switched_off}"

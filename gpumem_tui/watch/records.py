@@ -1,4 +1,4 @@
-"""What is known of the processes that publish: immutable, validated values that panels and reports show."""
+"""Facts about the processes that publish: immutable, validated values that panels and reports show."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def device_name(device: int) -> str:
 
 
 def kept_place(kept: KeptPlace) -> str:
-    """Return where in the program an allocation was made: line, module and operator, as far as they are known."""
+    """Return where in the program an allocation was made: line, module and operator, as far as known."""
     places = (kept.source or "(no line known)", kept.module and f"in {kept.module}", kept.operator)
     return ", ".join(place for place in places if place)
 
@@ -63,7 +63,7 @@ WELL_ENDED = frozenset({ProcessState.ENDED, ProcessState.INTERRUPTED})
 FOR_MEMORY = frozenset({ProcessState.OUT_OF_MEMORY, ProcessState.KILLED_FOR_MEMORY})
 """Ends because memory ran out."""
 UNEXPLAINED = FOR_MEMORY | {ProcessState.CRASHED, ProcessState.KILLED, ProcessState.VANISHED}
-"""Ends of which the program itself prints nothing, or nothing that says what filled the memory."""
+"""Ends of which the program itself prints nothing, or nothing that shows what filled the memory."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class End:
     """The way in which a process ended.
 
     Attributes:
-        phrase: in a few words, as a sentence goes on: ``failed with exit code 1: ValueError: … at train.py:3``.
+        phrase: in a few words, as a sentence continues: ``failed with exit code 1: ValueError: … at train.py:3``.
         time_s: when, in seconds since the epoch.
         exit_code: None if a signal ended it, or if it was not seen. signal: its name; empty likewise.
         resident_bytes, limit_bytes, limit_owner: what it held of host memory last, how much it may hold, and whose
@@ -89,7 +89,7 @@ class End:
 
 
 def last_first(time_s: float, now_s: float) -> float:
-    """Return what ends are sorted by: the last comes first, and after all others one that is said to be to come."""
+    """Return what ends are sorted by: the last comes first, and after all others one that is still to come."""
     return -time_s if time_s <= now_s + _CLOCK_S else math.inf
 
 
@@ -133,15 +133,15 @@ class ProbeSample:
 
     @property
     def left_bytes(self) -> Value:
-        """What the process may still reserve by the limit that it has set itself."""
+        """Bytes that the process may still reserve by the limit that it has set itself."""
         if self.record.limit_bytes < 0 or self.record.reserved_bytes < 0:
             return NO_LIMIT
         return max(0, self.record.limit_bytes - self.record.reserved_bytes)
 
     allocated_bytes = _Figure()
-    """What the caching allocator has given out now."""
+    """Bytes that the caching allocator has given out now."""
     reserved_bytes = _Figure()
-    """What the caching allocator holds of the device now."""
+    """Bytes of the device that the caching allocator holds now."""
     peak_allocated_bytes = _Figure()
     """The most that was ever allocated at once since the process began, or since it reset its own count."""
     peak_reserved_bytes = _Figure()
@@ -200,14 +200,14 @@ class ProbedProcess:
         pid: as we know it; None once it has ended, or where it cannot be told which process it is.
         uid: whose it is.
         process: what its probe said of it when it began.
-        samples: the newest sample of every device, in the order of devices; empty before the first step. Of one that
-            has ended the last ones with a model: at its exit there may be none any more.
+        samples: the newest sample of every device, in the order of devices; empty before the first step. For a
+            process that has ended, the last ones with a model, as at exit there may be none.
         age_s: seconds since those were taken.
         problem: one line if something is wrong with what is shown; empty otherwise.
         end: how it ended; None while it runs.
         steps: optimizer steps by its last record or its step counter, which may be later than `samples`.
-        heard_s: seconds since a step is known to have ended.
-        is_silent: no step has finished for longer than steps take; `stall`: where it stands then, if its probe says.
+        heard_s: seconds since the last step seen ended.
+        is_silent: no step has finished for longer than steps take; `stall`: where it is then, if its probe reports.
         rarer: why samples are further apart than usual; empty if they are not.
     """
 

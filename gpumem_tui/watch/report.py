@@ -70,7 +70,7 @@ def watch(
         while_silent: called after each look at which no running process published.
 
     Returns:
-        The process watched, once it has ended. Without a `pid` it goes on until interrupted.
+        The process watched, once it has ended. Without a `pid` it continues until interrupted.
     """
     printer = _Printer(as_json=as_json)
     clean(watcher.processes())

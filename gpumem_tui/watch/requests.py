@@ -27,7 +27,7 @@ _POLL_S = 0.1
 
 
 class NoAnswer(Exception):
-    """The look was not made; one line says why."""
+    """The look was not made; one line gives the reason."""
 
 
 def request_look(process: ProbedProcess) -> int:
@@ -86,7 +86,7 @@ def await_look(
 
 
 def await_kept(process: ProbedProcess, look: LookAnswer, timeout_s: float, proc: Path = hosts.PROC) -> LookAnswer:
-    """Wait until the answer also says what every step leaves behind, two steps later; return it as it is if not."""
+    """Wait until the answer also shows what every step leaves behind, two steps later; return it as it is if not."""
     deadline = time.monotonic() + timeout_s
     while look.devices and look.kept is None and "kept" not in look.unavailable and time.monotonic() < deadline:
         has_ended = _has_ended(process, proc)
@@ -104,7 +104,7 @@ def _has_ended(process: ProbedProcess, proc: Path) -> bool:
 
 
 def _header(process: ProbedProcess) -> Header:
-    """Return what the ring's header says now; of one that cannot be read, that nothing is being done."""
+    """Return what the ring's header states now; of one that cannot be read, that nothing is being done."""
     with suppress(OSError, WireError):
         directory, name = process.files.directory, process.files.ring.name
         with Folder(directory, (process.uid,)) as folder, folder.opened(name, RING_BYTES) as ring:
@@ -113,7 +113,7 @@ def _header(process: ProbedProcess) -> Header:
 
 
 def _answered(process: ProbedProcess) -> int:
-    """Return the number of the answer that is there; 0 if there is none that can be read."""
+    """Return the number of the answer that is there; 0 if none can be read."""
     with suppress(WireError):
         look = read_document(LookAnswer, process.files, process.uid)
         return 0 if look is None else look.request
@@ -121,7 +121,7 @@ def _answered(process: ProbedProcess) -> int:
 
 
 def _last_number(folder: Folder, name: str) -> int:
-    """Return the number of the last request; 0 if there is none that can be read."""
+    """Return the number of the last request; 0 if none can be read."""
     try:
         return decode_request(folder.read(name, MAX_REQUEST_BYTES)).number
     except (FileNotFoundError, WireError):

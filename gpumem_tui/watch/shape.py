@@ -73,7 +73,7 @@ def derive(trained: Trained) -> Reading[Derived]:
         simplified.append(f"all parameters trained, though {1 - trainable / sizes[model]:.1%} of them are frozen")
     if sizes[model] < total:
         others = ", ".join(sorted({class_name(other.name) for other in sizes if other is not model}))
-        simplified.append(f"{others}, trained beside it with {total - sizes[model]:,} parameters, left out of account")
+        simplified.append(f"{others}, trained next to it with {total - sizes[model]:,} parameters, left out of account")
     return replace(derived, assumed=(*derived.assumed, *simplified))
 
 
@@ -94,7 +94,7 @@ def _of_model(model: TrainedModel, parameters: int) -> Reading[Derived]:
     if candidates:
         family = candidates[0].shape.family
         return Unknown(f"{tensors.name} is no plain {family} model: its {parameters:,} parameters do not add up to one")
-    return Unknown(f"{tensors.name} is of no family that is known here")
+    return Unknown(f"{tensors.name} is of no family known here")
 
 
 def class_name(qualified: str) -> str:

@@ -1,4 +1,4 @@
-"""Processes of this machine whose steps have stopped: of a job the rank that stopped first, and where it stands."""
+"""Processes of this machine whose steps have stopped: of a job the rank that stopped first, and where it is."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StoppedJob:
 
     @property
     def place(self) -> object:
-        """Return what is another once something else has stopped, or stands elsewhere."""
+        """Return what is another once something else has stopped, or is elsewhere."""
         first = self.stop.first
         return (first is None or (first.rank, first.at)), len(self.stop.silent), len(self.stop.waiting)
 
@@ -72,13 +72,13 @@ def stopped_jobs(processes: Iterable[ProbedProcess]) -> list[StoppedJob]:
 
 
 def stopped_at_json(process: ProbedProcess) -> dict[str, object] | None:
-    """Return where a process stands that has stopped, with its stack; None where its probe does not say."""
+    """Return where a process is that has stopped, with its stack; None where its probe does not say."""
     at, stall = stopped_at(process), process.stall
     return None if at is None or stall is None else {**at.as_json(), "stack": list(stall.stack)}
 
 
 def stopped_at(process: ProbedProcess) -> StoppedAt | None:
-    """Return where a process stands that has stopped; None where its probe does not say."""
+    """Return where a process is that has stopped; None where its probe does not say."""
     return None if process.stall is None else StoppedAt.of_stall(process.stall)
 
 

@@ -26,7 +26,7 @@ _ASKED_FOR_S = 20.0
 def of_config(shape: ModelShape, recipe: Recipe, file: ModelFile, python: str) -> WorkloadSpec:
     """Return what trains a model whose shape was read from a file.
 
-    Its own class where the interpreter has transformers, and that class trains as the recipe says; else our plain
+    Its own class where the interpreter has transformers, and that class trains as the recipe states; else our plain
     network of the shape, with why.
 
     Args:
@@ -75,6 +75,6 @@ def program(path: str, recipe: Recipe, python: str, seq_len: int, image_size: in
     """Return the command that trains what transformers builds from a config.json, by a recipe.
 
     Args:
-        seq_len: tokens a sample. `image_size`: pixels a side. 0 for what the file says.
+        seq_len: tokens a sample. `image_size`: pixels a side. 0 for what the file states.
     """
     return line.program(python, {"config": path, "seq_len": seq_len, "image_size": image_size}, recipe)

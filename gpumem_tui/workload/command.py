@@ -25,7 +25,7 @@ _BATCH_FLAG = re.compile(
 """Options and Hydra-like overrides that give a batch size, without their value."""
 
 _OF_A_PASS = re.compile(r"micro|per[_-](?:device|gpu)")
-"""In such an option: it is the batch of a pass; one without beside it may be that of an optimizer step."""
+"""In such an option: it is the batch of a pass; one without next to it may be that of an optimizer step."""
 
 
 _BATCH_KEY = re.compile(
@@ -33,7 +33,7 @@ _BATCH_KEY = re.compile(
     rf"|\s--{_BATCH_FLAG.pattern}[ =](?:\d|\$)",
     re.MULTILINE | re.IGNORECASE,
 )
-"""Where a configuration says a batch size."""
+"""Where a configuration states a batch size."""
 _OPTION = r"(?:add_argument|option|Option)\(\s*(?:[\"']-\w[\"'],\s*)?[\"'](--[\w.-]+)[\"']"
 _FLAG = r"(?:DEFINE_integer|DEFINE_int)\(\s*[\"']([\w-]+)[\"']"
 _FIELD = r"^[ \t]+(\w+)\s*:\s*(?:int|Optional\[int\]|int \| None)\s*(?:=|$)"
@@ -46,7 +46,7 @@ _NAMED = re.compile(rf"[^\s\"'=,;:|&$(){{}}\[\]<>]+(?:{'|'.join(map(re.escape, _
 """Names of such files in a text."""
 
 _LARGEST_BYTES = 1 << 20
-"""Of a configuration file: what is larger is data."""
+"""Largest configuration file; anything larger is data."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Command:
 
     @property
     def takes_batch(self) -> bool:
-        """Return whether the line says where the batch size goes: in its words, or in a configuration file it names."""
+        """Return whether the line has a place for the batch size: in its words, or in a configuration file it names."""
         return any(BATCH in word for word in self.words) or bool(self._templates)
 
     def filled(self, batch_size: int, accumulation: int = 1) -> tuple[str, ...]:
@@ -103,7 +103,7 @@ class Command:
 
     @property
     def batch_file(self) -> str:
-        """The first of these that says a batch size; empty where none does, as a data set."""
+        """The first of these that states a batch size; empty where none does, as a data set."""
         for name in self.files:
             path = Path(self.cwd, name)
             text = path.read_text(errors="replace") if path.stat().st_size <= _LARGEST_BYTES else ""
@@ -149,8 +149,8 @@ class Command:
     def written(self, batch_size: int, accumulation: int = 1) -> Iterator[tuple[str, ...]]:
         """Yield the words for one batch size, with a copy in the place of each file that has ``{batch}`` in it.
 
-        A copy lies beside its file, as what it names is found from there, for as long as the context lasts. A file that
-        another one names (DeepSpeed's JSON in a YAML) is copied with that one.
+        Each copy is written next to its file, as paths in it are relative to that, for as long as the context lasts. A
+        file that another one names (DeepSpeed's JSON in a YAML) is copied with that one.
 
         Raises:
             OSError: a copy cannot be written.
@@ -209,7 +209,7 @@ class Command:
 
     @property
     def processes(self) -> int:
-        """The number of training processes that its launcher starts in all, as far as the line says; else 1."""
+        """The number of training processes that its launcher starts in all, as far as the line states; else 1."""
         return launchers.processes(self.words)
 
 

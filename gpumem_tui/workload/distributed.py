@@ -2,7 +2,7 @@
 
 The plan of the cut is that of PyTorch's tutorial on Llama and of torchtitan: what each half of a block begins with is
 cut by columns, what it ends with by rows; the vocabulary is cut, and the loss is computed on the parts
-(`loss_parallel`). With sequence parallel what lies between is cut along the sequence, and gathered before each half of
+(`loss_parallel`). With sequence parallel what is between is cut along the sequence, and gathered before each half of
 a block.
 """
 
@@ -34,7 +34,7 @@ def build_sharded(
     """Return this rank's part of a model, and its optimizer. The default process group must exist.
 
     ZeRO-1 is `DistributedDataParallel` with `ZeroRedundancyOptimizer`; ZeRO-3 is FSDP2 (`fully_shard`) by block, and
-    ZeRO-2 the same without resharding after forward, which is what FSDP2 has for it: between steps parameters are
+    ZeRO-2 as FSDP2 without resharding after forward, which is what FSDP2 has for it: between steps parameters are
     sharded too. Under ``fsdp2`` its own mixed precision takes the place of autocast.
     """
     if recipe.sharding == "zero1":
@@ -89,7 +89,7 @@ def _policy(recipe: Recipe) -> MixedPrecisionPolicy:
 # Tensor parallel
 
 _BY_COLUMNS = ("q_proj", "k_proj", "v_proj", "qkv", "gate_proj", "up_proj", "0")
-"""What layers are called that a half of a block begins with; in a `Sequential` the first."""
+"""Names of the layers that a half of a block begins with; in a `Sequential` the first."""
 _SEQUENCE = 1
 
 

@@ -24,7 +24,7 @@ _OTHER_DEVICE = re.compile(
     r"object on an?) ?(mps|xpu|hpu|npu|mtia|xla|ipu)\b",
     re.IGNORECASE,
 )
-"""What torch says of devices that are none of CUDA's: tensors are made or moved there, or its module is called."""
+"""Errors of torch for devices other than CUDA's: tensors are made or moved there, or its module is called."""
 
 
 def is_users(path: str) -> bool:
@@ -47,7 +47,7 @@ def _place(error: BaseException) -> str:
 
 
 _IN_A_WORKER = re.compile(r"Caught \w+ (in .+)\.\nOriginal Traceback \(most recent call last\):\n((?:.|\n)+)")
-"""Of torch's errors from a DataLoader's worker and other threads, which have that one's traceback as their text."""
+"""Torch's errors from a DataLoader's worker or another thread, which have that one's traceback as their text."""
 
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in .*(?:\n    .*)*', re.M)
 

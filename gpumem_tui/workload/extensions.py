@@ -1,4 +1,4 @@
-"""Tells errors of code that is compiled for CUDA, and says what and what to do. Standard library only.
+"""Tells errors of code that is compiled for CUDA, and names the cause and the remedy. Standard library only.
 
 There is no GPU that runs it, so nobody knows what it allocates. Well-known packages are stood in for instead
 (`gpumem_tui/simulator/standins`).
@@ -30,12 +30,12 @@ _MODULES = re.compile(
 """Modules that are compiled for CUDA: a name's end, or the well-known ones (their repositories have .cu sources)."""
 
 _LIBRARIES = re.compile(r"lib(cuda|cudart|cublas\w*|cudnn\w*|cusparse\w*|cufft|curand|nvrtc|c10_cuda|torch_cuda)\.so")
-"""Of CUDA and of torch's build for it: what loading such a module looks for."""
+"""Libraries of CUDA, and of torch's build for it, that such a module loads."""
 
 _WANTS_GPU = re.compile(
     r"(must be|should be|expected to be|is not|expects?|requires?|only supports?)( \w+){0,3} (CUDA|cuda|GPU)\b",
 )
-"""What compiled code says of a tensor that is not on CUDA in C++: on the simulated GPU none is."""
+"""Errors of compiled code for a tensor that is not on CUDA in C++: on the simulated GPU none is."""
 
 _NO_POINTER = (
     "Cannot access data pointer of Tensor",
@@ -143,7 +143,7 @@ def _compiled(call: ast.Call, frame: FrameType) -> str:
 
 
 def _value(node: ast.expr, frame: FrameType) -> Any:
-    """Return what a name, or an attribute of one, stands for in a frame; None where that is not known."""
+    """Return what a name, or an attribute of one, represents in a frame; None where that is not known."""
     if isinstance(node, ast.Name):
         return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
     if isinstance(node, ast.Attribute):

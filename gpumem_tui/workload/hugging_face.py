@@ -41,7 +41,7 @@ configuration that names none."""
 
 _OTHERWISE = "give your step with --workload, or your command after --"
 _USUAL_SIDE, _COLOURS = 224, 3
-"""Of images, where the configuration does not say."""
+"""Side and channels of images, where the configuration does not set them."""
 
 _MEL_FRAMES_A_POSITION = 2
 """Whisper's encoder halves the frames (WhisperEncoder: the second convolution has stride 2)."""
@@ -52,7 +52,7 @@ class HuggingFaceWorkload:
 
     Args:
         path: of the config.json.
-        seq_len: tokens a sample. `image_size`: pixels a side, 0 for what the file says.
+        seq_len: tokens a sample. `image_size`: pixels a side, 0 for what the file states.
     """
 
     def __init__(self, path: str, recipe: Recipe, seq_len: int, image_size: int = 0) -> None:
@@ -98,7 +98,7 @@ class HuggingFaceWorkload:
         return model, optimizer
 
     def make_batch(self, batch_size: int, device: torch.device) -> dict[str, Tensor]:
-        """Return random inputs and labels. Those of the step before live until then, as in a loop."""
+        """Return random inputs and labels. The batch of the step before lives until then, as in a loop."""
         with _or_one_line(self._what):
             self._batch = self._make_batch(batch_size, device)
         return self._batch
@@ -131,7 +131,7 @@ class HuggingFaceWorkload:
 
 @contextmanager
 def _or_one_line(what: str) -> Iterator[None]:
-    """Raise what goes wrong within as one line that says what to do; running out of memory is no mistake."""
+    """Raise what goes wrong within as one line with the remedy; running out of memory is no mistake."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -155,7 +155,7 @@ def _transformers() -> Any:
 
 
 def _config(transformers: Any, path: str, image_size: int) -> tuple[Any, object]:
-    """Return the configuration, as the transformers here reads it, and what it says of how its weights are quantized.
+    """Return the configuration, as the transformers here reads it, and what it states of how its weights are quantized.
 
     `options` asks whether they are to be trained unquantized.
     """
@@ -199,7 +199,7 @@ def _build(kind: Any, config: Any, record: PrecisionRecord, device: torch.device
 
     try:
         return built("sdpa")
-    except (ValueError, ImportError):  # how transformers says that a class has no such implementation
+    except (ValueError, ImportError):  # how transformers states that a class has no such implementation
         return built("eager")
 
 
@@ -232,7 +232,7 @@ def _adapted(model: Any, recipe: Recipe, device: torch.device, settings: Any | N
         wanted = peft.LoraConfig(r=recipe.lora_rank, target_modules=adapted, use_dora=recipe.adapter == "dora")
         wide = recipe.adapter_dtype == "fp32"
         made = peft.get_peft_model(model, wanted, autocast_adapter_dtype=wide)
-        if not wide:  # beside packed weights PEFT makes them in fp32 all the same
+        if not wide:  # next to packed weights PEFT makes them in fp32 anyway
             for adapter in trained(made):
                 adapter.data = adapter.data.to(dtype)
         return made.base_model.model.train()

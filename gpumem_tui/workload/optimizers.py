@@ -140,5 +140,5 @@ _OURS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {"Lion": Lion, "Adam
 
 
 def _is_real(parameter: Tensor) -> bool:
-    """Return whether it lies on a GPU that is there: a simulated one is presented as CUDA, and is `torch.simgpu`."""
+    """Return whether it is on a GPU that is there: a simulated one is presented as CUDA, and is `torch.simgpu`."""
     return parameter.device.type == "cuda" and not hasattr(torch, "simgpu")

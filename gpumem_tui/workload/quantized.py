@@ -1,7 +1,7 @@
 """Linear layers whose frozen weights are packed: NF4 (Dettmers et al. 2023), int8 by row, fp8; unpacked for a product.
 
-The packed bytes are those of `formula.records`; the values are made up, as all weights here are. Of a model that
-transformers builds, bitsandbytes' own layers take the place of ours where it is there.
+The packed bytes are those of `formula.records`; the values are made up, as all weights here are. In a model that
+transformers builds, bitsandbytes' own layers replace ours where it is installed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class PackedWeight(nn.Module):
 class QuantizedLinear(PackedWeight):
     """x Wᵀ + bias for a packed, frozen W [out_features, in_features].
 
-    Made where `linear` lies, with its bias; its weight is dropped.
+    Made where `linear` is, with its bias; its weight is dropped.
     """
 
     def __init__(self, linear: nn.Linear, quantization: BaseQuantization) -> None:
@@ -74,7 +74,7 @@ class QuantizedLinear(PackedWeight):
         self.bias = linear.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the module; the class says on what."""
+        """Run the module; its class names the inputs."""
         x = x.to(_computed_in(x))
         output: Tensor = _PackedProduct.apply(x, self)  # type: ignore[no-untyped-call]
         return output if self.bias is None else output + self.bias.to(x.dtype)
@@ -231,7 +231,7 @@ def four_bit_settings(
     """Return transformers' `BitsAndBytesConfig`; None without bitsandbytes, or where such 4 bits are not asked for.
 
     Args:
-        given: what the configuration says of its weights' quantization; None for nothing, then they are computed with
+        given: what the configuration states of its weights' quantization; None for nothing, then they are computed with
             as the step is.
     """
     if quantization == "none" or not QUANTIZATION_RECORDS[quantization].by_bitsandbytes:

@@ -1,4 +1,4 @@
-"""What to train, in a form that crosses a process boundary. Standard library only."""
+"""The training to run, in a form that crosses a process boundary. Standard library only."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class WorkloadSpec:
     Exactly one of the three is given, or a shape with the command that trains it as transformers builds it.
 
     Attributes:
-        hugging_face: beside a command that this program has written: what it trains, by the recipe.
+        hugging_face: next to a command that this program has written: what it trains, by the recipe.
         assumed_rows: what share is kept where shapes depend on computed values: see `AssumedRows`.
         longest: of a command's inputs, the length to train on from the second step on; None for the program's own.
         rank: of a command on a simulated GPU, the one that is followed; the others are never started.
-        through: the parts of a command that its run goes on through once its steps are made; ``steps`` for none.
+        through: the parts of a command that its run continues through once its steps are made; ``steps`` for none.
         resume: whether a command is to begin from a checkpoint, as one of its own runs would have saved it.
         as_torch: the version of torch to trace as, such as ``2.0``; empty for the one that traces.
         model_file: what `shape` was read from, perhaps with changes since; None for a model of the catalog.
@@ -123,9 +123,9 @@ class WorkloadSpec:
         return f"traced as our plain network of its shape, which may differ from transformers': {self.why_plain}"
 
     def batch_words(self, batch_size: int) -> str:
-        """Return a batch size as a person says it.
+        """Return a batch size as a person reads it.
 
-        Of a command whose line does not tell its own, that it is its own.
+        For a command whose line does not state it: "its own".
         """
         if self.command is not None and not self.command.says_batch:
             return "its own batch"

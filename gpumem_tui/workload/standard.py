@@ -45,7 +45,7 @@ class CatalogWorkload:
         self._scaler: torch.amp.GradScaler | None = None
 
     def build(self, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Return the model and its optimizer, made on the device: no copy ever lies in host memory.
+        """Return the model and its optimizer, made on the device: never in host memory.
 
         Raises:
             WorkloadError: sharding, where no process group of the recipe's size exists.
@@ -66,7 +66,7 @@ class CatalogWorkload:
             if self.recipe.has_adapters:
                 with torch.device("meta"):
                     model = self._model()
-                materialize(model, device)  # so the whole base never lies there unquantized
+                materialize(model, device)  # so the whole base is never there unquantized
             else:
                 with torch.device(device):
                     model = self._model()

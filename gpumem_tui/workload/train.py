@@ -17,7 +17,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if __name__ == "__main__" and not __package__:  # run by path: what lies beside it is not to be found by name
+if __name__ == "__main__" and not __package__:  # run by path: what is next to it is not to be found by name
     sys.path[0] = os.getcwd()
     if "gpumem_tui" not in sys.modules:  # nobody follows, who would have imported it
         site = str(Path(__file__).resolve().parents[1] / "run" / "site")
@@ -46,7 +46,7 @@ _MOST_STEPS = 10_000
 
 
 class NoTorchError(ImportError):
-    """The interpreter has no torch; the message is one line that says what to do."""
+    """The interpreter has no torch; the message is one line with the remedy."""
 
     says_where = True
 

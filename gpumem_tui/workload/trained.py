@@ -1,9 +1,9 @@
-"""What of a model is trained: adapters beside frozen weights, or what comes after its frozen layers.
+"""The trained part of a model: adapters on top of frozen weights, or the layers after frozen ones.
 
 LoRA (Hu et al. 2021) and DoRA (Liu et al. 2024) are in plain torch, over frozen weights that may be quantized (QLoRA,
-Dettmers et al. 2023). What decides memory follows PEFT and bitsandbytes: an adapter's output is added to its layer's; a
-quantized matrix is unpacked into one buffer for its product, in forward and again in backward, and only the packed one
-is kept. Layers are frozen by `requires_grad_(False)` on what comes first in a network.
+Dettmers et al. 2023). The code that decides memory follows PEFT and bitsandbytes: an adapter's output is added to its
+layer's; a quantized matrix is unpacked into one buffer for its product, in forward and again in backward, and only the
+packed one is kept. Layers are frozen by `requires_grad_(False)` on what comes first in a network.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpumem_tui.workload.models.llama import RoutedExperts
 from gpumem_tui.workload.quantized import PackedWeight, QuantizedLinear
 
 _BLOCKS = "blocks"
-"""What the catalog's networks call the list of their blocks."""
+"""The catalog's networks' name of the list of their blocks."""
 
 
 class LoraLinear(nn.Module):
@@ -42,7 +42,7 @@ class LoraLinear(nn.Module):
         self.lora_b = nn.Linear(rank, outputs, bias=False, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the module; the class says on what."""
+        """Run the module; its class names the inputs."""
         made: Tensor = self.base(x)
         return (made + self._adapted(x) * _SCALE).to(made.dtype)
 
@@ -63,7 +63,7 @@ class DoraLinear(LoraLinear):
         self.magnitude = nn.Parameter(torch.ones(outputs, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the module; the class says on what."""
+        """Run the module; its class names the inputs."""
         made: Tensor = self.base(x)
         scale = self.magnitude / self._norm()
         adapted = self._adapted(x)
@@ -92,7 +92,7 @@ _SCALE = 2.0
 
 
 _ELSEWHERE: Mapping[str, str] = MappingProxyType({"o_proj": "out_proj", "fc1": "mlp.0", "fc2": "mlp.2"})
-"""What the catalog's networks call a layer that the formula calls otherwise."""
+"""The catalog's networks' name of a layer that the formula calls otherwise."""
 
 
 def adapt_blocks(model: nn.Module, shape: ModelShape, recipe: Recipe) -> None:
@@ -151,7 +151,7 @@ def adapt(
 
 
 def freeze_layers(model: nn.Module, shape: ModelShape, recipe: Recipe) -> None:
-    """Freeze a network of the catalog as the recipe says."""
+    """Freeze a network of the catalog as the recipe states."""
     if only_head(recipe):
         model.requires_grad_(False)
         model.get_submodule(shape.record.head).requires_grad_(True)

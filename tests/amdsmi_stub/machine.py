@@ -24,7 +24,7 @@ _ASKED_FOR = re.compile(r"_libraries\['libamd_smi\.so'\]\.(\w+)")
 
 
 def binding() -> Path:
-    """The installed amdsmi, which can only be imported where its library is; skips where there is none."""
+    """The installed amdsmi, which can only be imported where its library is; skips if missing."""
     found = importlib.util.find_spec("amdsmi")
     if found is None or found.origin is None:
         pytest.skip("amdsmi is not installed: pip install -e '.[test]'")
@@ -86,7 +86,7 @@ class AmdMachine(FakeMachine):
 
 @dataclass(frozen=True)
 class AmdGpu(FakeGpu):
-    """One GPU, by default an idle MI300X that is not divided. None: AMD SMI says "not supported".
+    """One GPU, by default an idle MI300X that is not divided. None: AMD SMI states "not supported".
 
     Attributes:
         gfx: what it is to a compiler, as the library has it: 0x942 is gfx942.

@@ -67,7 +67,7 @@ def _answer(*words: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("words", PLANS)
 def test_a_recommendation_fits_when_it_is_run(words: str) -> None:
-    """`predict` takes the command that the plan prints, and says of its peak what the plan has said, to the byte."""
+    """`predict` takes the command that the plan prints, and states of its peak what the plan has said, to the byte."""
     plan = _answer("plan", *shlex.split(words))
     best = plan["combination"]
     if best["formula_only"]:  # then a trace confirms a dearer one, or nothing does

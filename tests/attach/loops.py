@@ -28,7 +28,7 @@ for _ in range(7):
 while True:
     sum(range(1000))
 """
-"""Seven threads that keep the allocator's locks busy beside it."""
+"""Seven threads that keep the allocator's locks busy next to it."""
 
 COMPUTING = """
 import math, os, time
@@ -40,7 +40,7 @@ while not os.path.exists('GO'):
     time.sleep(0.001)
 print(wrong, 'wrong')
 """
-"""Computes with floats and sleeps in system calls until there is a file GO; says how often the result differed."""
+"""Computes with floats and sleeps in system calls until there is a file GO; shows how often the result differed."""
 
 
 LET_US_TRACE = "import ctypes; ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(2**64 - 1), 0, 0, 0)"
@@ -55,7 +55,7 @@ def interpreters() -> list[str]:
 
 
 def _minor(path: str) -> int:
-    """From the name of the program behind the link; 0 if there is none."""
+    """From the name of the program behind the link; 0 if missing."""
     match = re.fullmatch(r"python3\.(\d+)", Path(path).resolve().name)
     return int(match[1]) if match is not None else 0
 

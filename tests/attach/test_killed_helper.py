@@ -38,7 +38,7 @@ helper._libc = types.SimpleNamespace(ptrace=counted)
 helper.main()
 pathlib.Path({count!r}).write_text(' '.join(str(call[0]) for call in calls))
 """
-"""The helper, which kills itself at the given call of ptrace(2), and else says which there were."""
+"""The helper, which kills itself at the given call of ptrace(2), and else shows which there were."""
 
 VECTORS = """
 #include <immintrin.h>
@@ -69,7 +69,7 @@ def vectors(folder: Path) -> str:
 
 
 def program_that(waits: str, folder: Path) -> str:
-    """It computes until there is a file `go`, and then says what it got wrong and which signals are blocked."""
+    """It computes until there is a file `go`, and then shows what it got wrong and which signals are blocked."""
     told = loops.COMPUTING.replace("GO", str(folder / "go")).replace("time.sleep(0.001)", WAITING[waits])
     told = told.replace("print(wrong, 'wrong')", "print(wrong, 'wrong', signal.pthread_sigmask(signal.SIG_BLOCK, []))")
     return f"import signal, threading\n{vectors(folder)}\nlock = threading.Lock()\nlock.acquire()\n{told}"
@@ -114,7 +114,7 @@ def test_it_is_killed_at_every_single_step(waits: str, tmp_path: Path, monkeypat
 
 @pytest.mark.slow
 def test_it_is_killed_at_any_moment(tmp_path: Path) -> None:
-    """From outside, beside seven threads that allocate; after that, it can be attached to as ever."""
+    """From outside, next to seven threads that allocate; after that, it can be attached to as ever."""
     with loops.running(loops.ALLOCATING, tmp_path / "probes") as program:
         target = inspect(program.pid)
         request = json.dumps(running.request(target, "pass")).encode()

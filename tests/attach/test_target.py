@@ -1,4 +1,4 @@
-"""Which processes can be attached to; every refusal says why and what would help."""
+"""Which processes can be attached to; every refusal gives the reason and what would help."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_stopped_process(tmp_path: Path) -> None:
     with loops.running(loops.BUSY, tmp_path) as program:
         program.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, program.pid, os.WSTOPPED | os.WNOWAIT)
-        assert refusal(program.pid).endswith(f"is stopped; let it go on first: `kill -CONT {program.pid}`")
+        assert refusal(program.pid).endswith(f"is stopped; let it continue first: `kill -CONT {program.pid}`")
 
 
 def test_a_process_that_has_ended() -> None:
@@ -259,7 +259,7 @@ def test_memory_that_cannot_be_read_is_a_refusal(tmp_path: Path) -> None:
 
 
 def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
-    """Whoever waits at the other end of a pipe goes on waiting."""
+    """Whoever waits at the other end of a pipe continues waiting."""
     pipe = tmp_path / "python"
     os.mkfifo(pipe)
     writer = threading.Thread(target=lambda: pipe.open("wb").close(), daemon=True)

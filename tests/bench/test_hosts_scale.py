@@ -117,7 +117,7 @@ def _lines(host: int) -> list[str]:
 
 @contextmanager
 def _hosts(folder: Path, hosts: int) -> Iterator[Callable[[], float]]:
-    """So many hosts; yields what says when the last one answered."""
+    """So many hosts; yields what shows when the last one answered."""
     (folder / "ssh").write_text(_SSH.format(folder=folder))
     (folder / "ssh").chmod(0o755)
     for host in range(1, hosts + 1):

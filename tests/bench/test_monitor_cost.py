@@ -1,4 +1,4 @@
-"""What watching costs, beside nvitop and gpustat: one run on the fake NVML, 8 GPUs, 24 processes, 120×40, 1 s.
+"""What watching costs, next to nvitop and gpustat: one run on the fake NVML, 8 GPUs, 24 processes, 120×40, 1 s.
 
 `pytest -m bench -s -n 0 tests/bench/test_monitor_cost.py`
 
@@ -242,7 +242,7 @@ def _scenario(numbers: random.Random, pids: list[int], held: list[int]) -> Scena
 
 
 def environment_of(machine: FakeMachine) -> dict[str, str]:
-    """What the programs run in: compiled code is kept beside the scenario, not in this tree."""
+    """What the programs run in: compiled code is kept next to the scenario, not in this tree."""
     return {**machine.environment, "PYTHONPYCACHEPREFIX": str(machine.folder / "compiled")}
 
 
@@ -305,7 +305,7 @@ def _key_s(watched: Watched, key: str) -> float | None:
 
 
 def test_first_frame_with_slow_calls(fake_machine: FakeMachine) -> None:
-    """Each function of the driver takes 1 to 20 ms, as on a busy machine; beside the same with calls that take none."""
+    """Each function of the driver takes 1 to 20 ms, as on a busy machine; compared with calls that take none."""
     command = [sys.executable, "-m", "gpumem_tui"]
     with busy_machine(fake_machine) as pids:
         fast_s = _first_frames({_OURS: command}, fake_machine, pids)[_OURS]

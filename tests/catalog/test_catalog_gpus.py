@@ -87,7 +87,7 @@ class TestSpeed:
     @pytest.mark.parametrize("gpu", ALL_GPUS)
     def test_rates_are_in_the_order_that_they_must_be(self, gpu: Gpu) -> None:
         if gpu.speed is None:
-            assert gpu.no_speed, f"{gpu.name} has neither `speed` nor `no_speed`, which says why"
+            assert gpu.no_speed, f"{gpu.name} has neither `speed` nor `no_speed`, which gives the reason"
             return
         assert not gpu.no_speed
         assert gpu.speed.source

@@ -1,4 +1,4 @@
-"""A config.json on this machine: found by file, folder or the hub's cache; what it says of any network."""
+"""A config.json on this machine: found by file, folder or the hub's cache; what it states of any network."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def folder(written: Path, tmp_path: Path) -> Path:
 @pytest.mark.guide
 @pytest.mark.parametrize("call", _calls())
 def test_a_command_of_the_guide_answers(call: str, folder: Path) -> None:
-    """A command that needs what this machine has not says so in one line; every other one prints its answer."""
+    """A command that needs what this machine has not notes this in one line; every other one prints its answer."""
     environment = {**os.environ, "GPUMEM_TUI_DIR": str(folder / "published"), "PYTHONWARNINGS": "ignore"}
     process = subprocess.Popen(
         [sys.executable, "-m", "gpumem_tui", *shlex.split(call)],

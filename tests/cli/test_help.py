@@ -1,4 +1,4 @@
-"""What the program says of itself, and what it tells a shell."""
+"""What the program states of itself, and what it tells a shell."""
 
 from __future__ import annotations
 

@@ -364,7 +364,7 @@ def _listening(pid: int) -> list[int]:
         (["--once", "--metrics"], "--once and --metrics: give only one of them"),
         (["--replay", "x", "--record", "y"], "--replay and --record: give only one of them"),
         (["--replay", "x", "--interval", "2"], "--replay and --interval: give only one of them"),
-        (["--speed", "2"], "--speed: says how fast --replay plays"),
+        (["--speed", "2"], "--speed sets how fast --replay plays"),
         (["--replay", "missing"], "--replay: missing cannot be read: No such file or directory"),
         (["--replay", "settings.toml"], "--replay: settings.toml is no recording"),
         (["--record", "no/where"], "--record: no/where cannot be written: No such file or directory"),

@@ -83,7 +83,7 @@ def settings_of(state: PlanState, control: Control) -> list[PlanState]:
 def opens_it_again(wanted: Plan) -> bool:
     """Whether a plan's line opens it; without extras that such a network has no use for, which change no byte.
 
-    Sharding on one GPU, which no line can have, says so.
+    Sharding on one GPU, which no line can have, notes this.
     """
     line, recipe = command_line(wanted), wanted.recipe
     if isinstance(line, Unknown):

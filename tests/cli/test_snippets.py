@@ -26,7 +26,7 @@ GUIDE = "\n".join([README, *(text(topic) for topic in TOPICS)])
 _FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`([^`]+)`", re.DOTALL)
 _PLACES = {"PID": "1", "FILE": "run.pickle", "PATH": "python", "CMD": "python train.py", "TOPIC": "plan"}
-"""What stands for something in a text, and something of the kind."""
+"""What represents something in a text, and something of the kind."""
 
 
 def _blocks(kind: str) -> list[str]:
@@ -34,7 +34,7 @@ def _blocks(kind: str) -> list[str]:
 
 
 def _inline(text: str) -> list[str]:
-    """Code within a paragraph, which may go on in the next line."""
+    """Code within a paragraph, which may continue in the next line."""
     return [" ".join(code.split()) for code in _INLINE.findall(_FENCED.sub("", text))]
 
 

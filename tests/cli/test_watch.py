@@ -181,7 +181,7 @@ def test_a_process_that_was_attached_to_is_waited_for(program: Program, folder: 
 
 @pytest.mark.slow
 def test_run_says_how_one_ended_that_could_not_say_it(program: Program, folder: Path) -> None:
-    """Here a shell goes on as if nothing had been."""
+    """Here a shell continues as if nothing had been."""
     script = folder.parent / "killed.py"
     script.write_text(KILLED)
     command = f"{sys.executable} {script}; true"

@@ -67,7 +67,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Project:
-    """A user's folder with scripts in it. `python` is what that word stands for in a command."""
+    """A user's folder with scripts in it. `python` is what that word represents in a command."""
 
     folder: Path
     python: str = field(default_factory=WarmPython.path)
@@ -101,15 +101,15 @@ class Project:
         return Finished(done.returncode, done.stdout, done.stderr)
 
     def predict(self, *words: str, gpu: str = "a100-80gb", options: tuple[str, ...] = ()) -> Finished:
-        """`gpumem-tui predict --json` on a command; `python` stands for this interpreter."""
+        """`gpumem-tui predict --json` on a command; `python` represents this interpreter."""
         return self.run("predict", "--json", "--gpu", f"sim:{gpu}", *options, "--", *self._with_its_python(words))
 
     def search(self, *words: str, gpu: str = "a100-80gb", options: tuple[str, ...] = ()) -> Finished:
-        """`gpumem-tui search --json` on a command; `python` stands for this interpreter."""
+        """`gpumem-tui search --json` on a command; `python` represents this interpreter."""
         return self.run("search", "--json", "--gpu", f"sim:{gpu}", *options, "--", *self._with_its_python(words))
 
     def plan(self, *words: str, gpu: str = "a100-80gb", options: tuple[str, ...] = ()) -> Finished:
-        """`gpumem-tui plan --json` on a command; `python` stands for this interpreter."""
+        """`gpumem-tui plan --json` on a command; `python` represents this interpreter."""
         return self.run("plan", "--json", "--gpu", f"sim:{gpu}", *options, "--", *self._with_its_python(words))
 
     def _with_its_python(self, words: tuple[str, ...]) -> list[str]:

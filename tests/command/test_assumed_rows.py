@@ -1,4 +1,4 @@
-"""Shapes that depend on what the GPU computes: one line says so, and a share of the rows can be assumed."""
+"""Shapes that depend on what the GPU computes: one line notes this, and a share of the rows can be assumed."""
 
 from __future__ import annotations
 
@@ -629,7 +629,7 @@ def test_a_share_of_the_rows(project_with_experts: Project, option: str) -> None
 
 @pytest.mark.slow
 def test_a_place_that_is_another(project_with_experts: Project) -> None:
-    """The share is of that place alone: elsewhere both ends are traced, and the first line says so."""
+    """The share is of that place alone: elsewhere both ends are traced, and the first line notes this."""
     as_it_is = project_with_experts.predict("python", "train.py").json["traced"]
     told = project_with_experts.predict("python", "train.py", options=("--assume-rows", "train.py:3=0.5")).json[
         "traced"

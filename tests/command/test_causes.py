@@ -1,4 +1,4 @@
-"""Causes that have a name: what takes the memory, where, and the sentence that says what to do about it."""
+"""Causes that have a name: what takes the memory, where, and the sentence that shows what to do about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluations of a program: the peak that is in one is said to be, and a run goes on through one where asked."""
+"""Evaluations of a program: the peak that is in one counts as, and a run continues through one where asked."""
 
 from __future__ import annotations
 

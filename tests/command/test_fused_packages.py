@@ -34,7 +34,7 @@ PROGRAM = """
 """
 
 # A block has in_proj, conv1d and its bias, x_proj, dt_proj and its bias, out_proj and the norm in bf16, A_log and D in
-# fp32; beside blocks there are the embedding and a norm. A layer has 12 matrices of 256 × 256, biases and two norms.
+# fp32; next to blocks there are the embedding and a norm. A layer has 12 matrices of 256 × 256, biases and two norms.
 MAMBA = 2 * (256 * 1024 + 512 * 5 + 512 * 48 + 16 * 512 + 512 + 512 * 256 + 256) + 4096 * 256 + 256
 WIDE = 2 * 512 * (16 + 1)
 LAYERS = 2 * (12 * 256 * 256 + 4 * 256 + 5 * 256 + 4 * 256)

@@ -49,7 +49,7 @@ STARTER = """
     done
     wait
 """
-"""Stands for an MPI's or Slurm's launcher: ``-n 2 python train.py``."""
+"""Stand-in for an MPI's or Slurm's launcher: ``-n 2 python train.py``."""
 
 RANKS = {
     "mpirun": "OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_LOCAL_RANK=$rank OMPI_COMM_WORLD_SIZE=$ranks",

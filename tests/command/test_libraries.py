@@ -110,7 +110,7 @@ OWN_BODY = """
 
 
 def test_what_an_operator_takes_within_itself_is_traced(project: Project) -> None:
-    """At the peak, beside the layer's result: doubles of it, of their sine, of both's sum."""
+    """At the peak, next to the layer's result: doubles of it, of their sine, of both's sum."""
     project.write("train.py", OWN_BODY % "wide.sin()")
     traced = project.predict("python", "train.py").json["traced"]
     largest = {(one["operator"], one["bytes"]) for one in traced["composition"] if one["source"].startswith("train.py")}

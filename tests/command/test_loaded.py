@@ -64,7 +64,7 @@ def written(project: Project) -> Project:
     ],
 )
 def test_a_checkpoint_on_the_gpu_has_its_name(written: Project, how: str, where: str, held_bytes: int) -> None:
-    """An optimizer keeps what it loads; a network copies it, so that the file's weights stay beside its own."""
+    """An optimizer keeps what it loads; a network copies it, so that the file's weights stay next to its own."""
     traced = written.predict("python", "train.py", how, where).json["traced"]
     parts = {one["part"]: one["bytes"] for one in traced["parts"] if one["bucket"] == "other"}
     assert parts.get("checkpoint", 0) == pytest.approx(held_bytes, rel=0.01)

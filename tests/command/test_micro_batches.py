@@ -1,4 +1,4 @@
-"""How far a command's run has come, as it is told while it goes on."""
+"""How far a command's run has come, as it is told while it continues."""
 
 from __future__ import annotations
 

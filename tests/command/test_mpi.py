@@ -1,4 +1,4 @@
-"""An MPI's launcher: the command is answered for as rank 0 of however many it starts, and says so."""
+"""An MPI's launcher: the command is answered for as rank 0 of however many it starts, and notes this."""
 
 from __future__ import annotations
 

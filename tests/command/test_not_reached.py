@@ -102,7 +102,7 @@ def test_the_words() -> None:
     )
     assert words(*declared[1:]).endswith("; --through save --resume follows them")
     more = "such as evaluation or saving; --steps N follows more"
-    assert words(*unknown) == f"3 steps followed; not included: whatever comes after step 3, {more}"
+    assert words(*unknown) == f"3 steps followed; not included: anything after step 3, {more}"
     assert "such as saving;" in words(unknown[1])
     assert not words()
     assert not not_reached_line(step), "of a model of the catalog"
@@ -153,8 +153,7 @@ def test_a_whole_state_dict_is_gathered_on_every_rank(project: Project, rank: st
 def test_a_plain_script_gets_the_sentence_without_numbers(project: Project) -> None:
     project.write("train.py", PLAIN)
     assert second_line(project, "train.py", "30") == (
-        "3 steps followed; not included: whatever comes after step 3, such as evaluation or saving; "
-        "--steps N follows more"
+        "3 steps followed; not included: anything after step 3, such as evaluation or saving; --steps N follows more"
     )
     ended = project.predict("python", "train.py", "2").json["traced"]
     assert (ended["steps"], ended["not_reached"]) == (2, []), "its own end is in the trace"

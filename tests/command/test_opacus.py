@@ -34,7 +34,7 @@ TRAINING = """
 
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
 def test_gradients_of_each_sample(project: Project, mode: str) -> None:
-    """As many gradients as samples lie beside the weights; the ghost's norms need none of them."""
+    """As many gradients as samples lie next to the weights; the ghost's norms need none of them."""
     project.write("train.py", TRAINING % (BATCH, mode))
     done = project.predict("python", "train.py")
     assert done.code == 0, done.stderr

@@ -111,7 +111,7 @@ def _kept(text: str) -> Kept:
 
 @pytest.fixture(scope="module")
 def on_both(tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[Kept, str], Kept]:
-    """What each keeps on the simulated GPU, with what the program says, and on the host."""
+    """What each keeps on the simulated GPU, with what the program states, and on the host."""
     project = Project(tmp_path_factory.mktemp("optimizers"))
     program = project.write("train.py", TRAINING % (STEPS, WAYS))
     done = project.predict("python", "train.py", options=("--steps", "1000"))

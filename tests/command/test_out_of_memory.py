@@ -1,4 +1,4 @@
-"""Commands that run out of memory on the card: those that catch it and go on, and those that die of it."""
+"""Commands that run out of memory on the card: those that catch it and continue, and those that die of it."""
 
 from __future__ import annotations
 
@@ -143,11 +143,11 @@ EVALUATES = (
 
 
 def test_an_evaluation_that_runs_out_of_memory_is_followed_to_its_end(project: Project) -> None:
-    """It is not over as memory runs out: the program may go on with it, and dies of it where it does not."""
+    """It is not over as memory runs out: the program may continue with it, and dies of it where it does not."""
     project.write("evaluates.py", EVALUATES)
     dies, goes_on = (
         project.predict("python", "evaluates.py", what, gpu="t4-16gb", options=("--through", "eval")).json["traced"]
-        for what in ("dies", "goes on")
+        for what in ("dies", "continues")
     )
     assert dies["fit"] == "does not fit"
     assert dies["peak_allocated_bytes"] > 9 * (2 << 30) > goes_on["peak_allocated_bytes"]

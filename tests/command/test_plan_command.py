@@ -145,7 +145,7 @@ def test_without_what_ifs_the_command_runs_once(project: Project) -> None:
         (("--extra", "chunked-loss", "--", "python", "train.py"), "only a trace; --what-if chunked-loss runs it with"),
         (
             ("--tokens", "2B", "--", "python", "train.py"),
-            "only a trace; `gpumem-tui plan --model NAME --tokens …` says",
+            "only a trace; `gpumem-tui plan --model NAME --tokens …` prints",
         ),
         (
             ("--solve", "seq-len", "--", "python", "train.py"),
@@ -250,7 +250,7 @@ def test_ranks_that_hold_parts_are_run_and_the_command_to_copy_takes_the_same(
     rows = {row["key"]: row for row in done.json["techniques"] if row["source"] == "traced"}
     assert rows.keys() == {*keys}
     row = rows["sharded"]
-    assert not any(row["key"].startswith("zero") for row in done.json["techniques"]), "no formula beside the run"
+    assert not any(row["key"].startswith("zero") for row in done.json["techniques"]), "no formula next to the run"
     held = done.json["traced"]["buckets"]
     for bucket in ("parameters", "optimizer"):
         assert 4 * row["buckets"][bucket] == pytest.approx(held[bucket], rel=0.01)

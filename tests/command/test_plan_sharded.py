@@ -1,4 +1,4 @@
-"""A program that no option shards is run sharded, and says what to write: that, written into it, takes the same."""
+"""A program that no option shards is run sharded, and shows what to write: that, written into it, takes the same."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_what_it_says_to_write_takes_to_the_byte_what_it_was_run_with(
     done = project.plan("python", "train.py", options=options)
     row = next(row for row in done.json["techniques"] if row["key"] == "sharded")
     assert row["source"] == "traced"
-    assert not any(row["key"].startswith("zero") for row in done.json["techniques"]), "no formula beside the run"
+    assert not any(row["key"].startswith("zero") for row in done.json["techniques"]), "no formula next to the run"
     place, *written = row["in_the_program"]
     assert set(lines) <= set(written)
     assert ("without DistributedDataParallel" in written) == ("RANK" in program)

@@ -1,4 +1,4 @@
-"""Recurrent layers in commands and workload files: every kind traces, and says what is assumed of cuDNN."""
+"""Recurrent layers in commands and workload files: every kind traces, and shows what is assumed of cuDNN."""
 
 from __future__ import annotations
 

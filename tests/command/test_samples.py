@@ -56,7 +56,7 @@ LOADERS = {
             net(next(iter(few))[0].cuda())
         total = sum(step(batch) for [batch] in loader) / len(loader)
 """,
-    "beside a second set": """
+    "next to a second set": """
     other = iter(DataLoader(TensorDataset(torch.randn(40, 16)), 4, sampler=torch.arange(4).repeat(900)))
     for epoch in range(9):
         for [batch] in DataLoader(TensorDataset(rows), size):

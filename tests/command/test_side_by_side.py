@@ -1,4 +1,4 @@
-"""Runs of one command that go on at the same time, and those that cannot."""
+"""Runs of one command that continue at the same time, and those that cannot."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_an_optimizer_says_how_it_is_counted_and_explained(name: Optimizer) -> N
     same = [other for other in OPTIMIZER_RECORDS.values() if other.states == record.states and other.counted_as]
     assert bool(record.counted_as) == bool(record.per_parameter), "counted_as and per_parameter go together"
     explained = record.counted_as or record.way_of or record.kept == "in-8-bits" or same
-    assert explained, f"no help says what {name} keeps: give it counted_as and per_parameter"
+    assert explained, f"no help shows what {name} keeps: give it counted_as and per_parameter"
 
 
 @pytest.mark.parametrize("name", PRECISION_RECORDS)

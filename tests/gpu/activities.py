@@ -1,4 +1,4 @@
-"""What a session does with the program itself on a GPU: each activity says in a line what came of it."""
+"""What a session does with the program itself on a GPU: each activity states in a line what came of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _DIES_WITHOUT_GPU = ROOT / "tests" / "probe" / "scripts" / "out_of_memory.py"
 
 Uses = Literal["card", "gpu", "processor"]
-"""The card alone; the GPU beside others; processors only."""
+"""The card alone; the GPU next to others; processors only."""
 
 
 class Failed(Exception):
@@ -171,7 +171,7 @@ def _attached(place: Place, limit: Limit) -> str:
 
 
 def _looked(place: Place, name: str, truth: dict[str, int], limit: Limit) -> str:
-    """Watch a process, then look into it; the figures of both beside its own count."""
+    """Watch a process, then look into it; the figures of both next to its own count."""
     pid = str(truth["pid"])
     sample = place.start(name, [sys.executable, "-m", "gpumem_tui", "watch", "--json", pid], f"{name}-watch")
     look = place.program(name, "look", "--json", pid, log=f"{name}-look", limit_s=limit.left_s / 2)
@@ -182,7 +182,7 @@ def _looked(place: Place, name: str, truth: dict[str, int], limit: Limit) -> str
     device = max(found["devices"], key=lambda each: each["peak_bytes"] or 0)
     (place.work / f"{name}-truth.json").write_text(json.dumps(truth))
     differences = [f"{key} {device['highest'][key] - truth[key]:+,} B" for key in _COUNTED]
-    return f"look beside the program's own count: {', '.join(differences)}"
+    return f"look next to the program's own count: {', '.join(differences)}"
 
 
 def _death(place: Place, limit: Limit) -> str:

@@ -5,7 +5,7 @@
 
 Addresses are the driver's affair, so what is compared is the order of requests and releases and their sizes, rounded as
 the smallest block is: some versions of PyTorch write down the request, others the block. A recording may begin
-anywhere. Where the two differ they are brought together again at the next stretch that both have, and what lies between
+anywhere. Where the two differ they are brought together again at the next stretch that both have, and what is between
 is counted; the same event at another place of such a gap is another order and no difference.
 """
 
@@ -28,7 +28,7 @@ from gpumem_tui.snapshots.states import Places
 _ANCHORS = (32, 16, 8, 4)
 """Events that must agree for the two to be taken for the same stretch at the start: as many as can be had."""
 _AGREE = 8
-"""Events that must agree for them to go on together."""
+"""Events that must agree for them to continue together."""
 _NEAR, _FAR = 256, 1 << 16
 _MOST_LINES = 20
 
@@ -157,7 +157,7 @@ def _start(file: Sequence[Key], traced: Sequence[Key]) -> tuple[int, int] | None
 
 
 def _first_stretch(file: Sequence[Key], traced: Sequence[Key], length: int) -> tuple[int, int] | None:
-    """Find the earliest stretch of the file that the trace has too, where the trace goes on alike for longest."""
+    """Find the earliest stretch of the file that the trace has too, where the trace continues alike for longest."""
     places: defaultdict[tuple[Key, ...], list[int]] = defaultdict(list)
     for index in range(len(traced) - length + 1):
         places[tuple(traced[index : index + length])].append(index)
@@ -234,7 +234,7 @@ class _Walk:
         return best
 
     def _skip(self, file_count: int, traced_count: int) -> None:
-        """Count what lies between, but for what both have in another order."""
+        """Count what is between, but for what both have in another order."""
         file = self._file[self.at : self.at + file_count]
         traced = self._traced[self.traced_at : self.traced_at + traced_count]
         in_file, in_traced = Counter(one.key for one in file), Counter(one.key for one in traced)
@@ -284,7 +284,7 @@ def report(comparison: Comparison) -> Iterator[str]:
 
 def _request_text(request: AllocationRequest | None) -> str:
     if request is None:
-        return "goes on where the other one is again"
+        return "continues where the other one is again"
     verb = "allocates" if request.is_allocation else "releases"
     return f"{verb} {request.size_bytes:,} bytes at event {request.event:,}, {request.place}"
 

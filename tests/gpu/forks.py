@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Write = Callable[[bytes], None]
-"""Leaves the work's result. The last one written stands, so a partial one may be left early."""
+"""Leaves the work's result. The last one written is, so a partial one may be left early."""
 
 
 class ForkFailed(Exception):
-    """The child ended without a result; one line says how."""
+    """The child ended without a result; one line shows how."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Fork:
             os.setsid()
             work(lambda body: _replace(result, body))
             code = 0
-        except Exception as error:  # noqa: BLE001  this process ends here; the parent says why
+        except Exception as error:  # noqa: BLE001  this process ends here; the parent gives the reason
             _reason(result).write_text(f"{type(error).__name__}: {' '.join(str(error).split())}")
         finally:
             os._exit(code)

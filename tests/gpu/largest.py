@@ -46,7 +46,7 @@ class Found:
 
 
 def find(start: int, trial: Callable[[int], str]) -> Found:
-    """Go up or down from `start`, in strides that double, then halve what lies between what fits and what does not.
+    """Go up or down from `start`, in strides that double, then halve what is between what fits and what does not.
 
     Args:
         trial: runs a batch size; `FITS`, `OUT_OF_MEMORY`, or what else happened, which ends the search.
@@ -106,7 +106,7 @@ def try_in_rehearsal(edge: Edge, batch_size: int, gpu: Gpu, write: Write) -> Non
 def _outcome(edge: Edge, batch_size: int, device: torch.device, recorder: Recorder) -> str:
     try:
         followed(workload_of(edge.workload), batch_size, EDGE_STEPS, recorder)
-    except Exception as error:  # noqa: BLE001  whatever it is, it is the outcome
+    except Exception as error:  # noqa: BLE001  any error: it is the outcome
         free_bytes, _ = torch.get_device_module(device).mem_get_info(device)
         return OUT_OF_MEMORY if is_out_of_memory(error, free_bytes) else located(error)
     return FITS

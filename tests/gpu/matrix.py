@@ -14,12 +14,12 @@ from gpumem_tui.memory import GIB
 from gpumem_tui.workload.spec import WorkloadSpec
 
 STEPS = 3
-"""The first step makes the optimizer's state, the second runs beside it, the third in what the second left cached."""
+"""The first step makes the optimizer's state, the second runs next to it, the third in what the second left cached."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One run. `id` says all that sets it apart."""
+    """One run. `id` states all that sets it apart."""
 
     id: str
     workload: WorkloadSpec

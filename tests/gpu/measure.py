@@ -1,9 +1,9 @@
 """Run a program unchanged and write what its allocator held: `python measure.py RESULT.json SCRIPT [ARGUMENTS…]`.
 
-Needs torch alone; nvidia-ml-py for the driver's figure of this process. Beside RESULT.json, when the program has ended,
-lies RESULT.events.json.gz, every event of the allocator: `traces`, a list for each device, of `[action, address, size,
-stream, site]`; `sites`, to whose entries `site` points, the three innermost places of the program (empty in autograd's
-threads); `segments` and `settings` at the end.
+Needs torch alone; nvidia-ml-py for the driver's figure of this process. Next to RESULT.json, when the program has
+ended, is RESULT.events.json.gz, every event of the allocator: `traces`, a list for each device, of `[action, address,
+size, stream, site]`; `sites`, to whose entries `site` points, the three innermost places of the program (empty in
+autograd's threads); `segments` and `settings` at the end.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def start() -> None:
 
 
 def own_bytes() -> dict[str, Any]:
-    """What the driver says of this process and of its GPU, or why it says nothing."""
+    """What the driver reports of this process and of its GPU, or why it gives nothing."""
     try:
         import pynvml
 

@@ -1,8 +1,8 @@
-"""Rows that a GPU measured beside what this checkout predicts of them: `python -m tests.gpu.measured [ROW …]`.
+"""Rows that a GPU measured next to what this checkout predicts of them: `python -m tests.gpu.measured [ROW …]`.
 
 Needs no GPU, but an interpreter (`--python`) that has what the programs need. Inside is a row whose allocated bytes are
-within 0.1 %, whose reserved ones are within 1 %, and whose total is in the range that is predicted. What lies outside
-has its cause in `causes.toml` beside the figures: the exit code is 1 where a row lacks one, or has one and is inside.
+within 0.1 %, whose reserved ones are within 1 %, and whose total is in the range that is predicted. What is outside
+has its cause in `causes.toml` next to the figures: the exit code is 1 where a row lacks one, or has one and is inside.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Folder:
     def update(self, rows: Sequence[Comparison]) -> None:
         """Write causes.toml as these rows are now: without those inside, with those that are outside anew.
 
-        What is known of why stays; where nothing is, the cause is NO_CAUSE, and somebody has to find it.
+        Facts about why stays; where nothing is, the cause is NO_CAUSE, and somebody has to find it.
         """
         for row in rows:
             known = self.causes.pop(row.name, Cause(why=NO_CAUSE))

@@ -15,7 +15,7 @@ def device_memory() -> dict[str, int] | str:
 
 
 def own_bytes() -> int | str:
-    """What the driver says that this process holds of GPU 0, or why it does not say."""
+    """What the driver states that this process holds of GPU 0, or why it does not say."""
     found = _ask(lambda nvml, handle: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
     if isinstance(found, str):
         return found

@@ -1,4 +1,5 @@
-"""What a row's program held on a GPU beside what is predicted of it, and the one table of that: text, CSV, Markdown."""
+"""What a row's program held on a GPU next to what is predicted of it, and the one table of that: text, CSV,
+Markdown."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ class Real(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Predicted(msgspec.Struct, frozen=True, kw_only=True):
-    """What `predict` says, in bytes; `error` instead where it says nothing."""
+    """What `predict` states, in bytes; `error` instead where it gives nothing."""
 
     allocated: int = 0
     reserved: int = 0
@@ -66,7 +67,7 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Why a row lies outside, and by how much it did when that was written down.
+    """Why a row is outside, and by how much it did when that was written down.
 
     Attributes:
         allocated_percent: the predicted figure against the real one, below zero too little; None: it is inside.
@@ -108,7 +109,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def device(self) -> str:
-        """Where the real total lies: ``inside``, ``above``, ``below`` the predicted range, or ``unknown``."""
+        """Where the real total is: ``inside``, ``above``, ``below`` the predicted range, or ``unknown``."""
         if not self.real.device:
             return "unknown"
         if self.real.device > self.predicted.high:
@@ -211,7 +212,7 @@ def text_line(row: Comparison) -> str:
 
 
 def text_row(row: Comparison) -> list[str]:
-    """A row's cells: GiB, percents, and what lies outside with its cause."""
+    """A row's cells: GiB, percents, and what is outside with its cause."""
     real, predicted = row.real, row.predicted
     both = row.is_whole
     ends = f"{_gib(predicted.low)} to {_gib(predicted.high)}" if predicted.high else "–"

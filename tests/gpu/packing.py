@@ -52,7 +52,7 @@ def pack(work: Path, folder: Path) -> list[str]:
 
 
 def _files(parts: list[Path], work: Path) -> Iterator[tuple[Path | None, str, bytes]]:
-    """Yield every file: where it lies outside of a part, its name and what is in it; of one name the newest."""
+    """Yield every file: where it is outside of a part, its name and what is in it; of one name the newest."""
     loose = {path.name: path for path in sorted(work.iterdir()) if path.is_file()} if work.is_dir() else {}
     for part in parts:
         with zipfile.ZipFile(part) as file:

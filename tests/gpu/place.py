@@ -43,7 +43,7 @@ _PACKAGES = (
 
 
 class NoGpu(Exception):
-    """There is nothing to measure on; one line says why and what to do."""
+    """There is nothing to measure on; one line gives the reason and what to do."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         return f"{kind}{self.gpu}, driver {self.driver or 'unknown'}, CUDA {self.cuda or 'unknown'}, torch {torch}"
 
     def toml(self) -> str:
-        """As tests.gpu.measured reads it beside measured figures."""
+        """As tests.gpu.measured reads it next to measured figures."""
         words = {
             "gpu": self.gpu, "simulated": self.simulated, "driver": self.driver, "cuda": self.cuda,
             "cudnn": self.cudnn, "measured": time.strftime("%Y-%m-%d"),
@@ -106,7 +106,7 @@ def describe(python: str, *, rehearse: bool) -> Machine:
         return msgspec.convert({**said, "simulated": REHEARSED_GPU, "rehearsal": True}, Machine)
     if "gpu" not in said:
         torch = said["packages"].get("torch", "")
-        raise NoGpu(f"torch {torch} finds no CUDA device; run this beside an NVIDIA GPU, or try it with --rehearse")
+        raise NoGpu(f"torch {torch} finds no CUDA device; run this next to an NVIDIA GPU, or try it with --rehearse")
     machine = msgspec.convert({**said, "driver": _driver()}, Machine)
     names = [name for name, gpu in gpus().items() if is_same_product(machine.gpu, machine.total_bytes, gpu)]
     return msgspec.structs.replace(machine, simulated=names[0] if names else "")
@@ -156,7 +156,7 @@ class Place:
         return {**os.environ, **self._driver, **own, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
 
     def truth(self, name: str) -> Path:
-        """Where `training` says what it holds."""
+        """Where `training` shows what it holds."""
         return self.folder(name) / "truth.json"
 
     def training(self, name: str, limit_s: float) -> list[str]:
@@ -175,7 +175,7 @@ class Place:
         return run(words, self.work / (log or name), limit_s, self.environment(name), self.folder(name))
 
     def start(self, name: str, words: Sequence[str], log: str) -> Started:
-        """Start something beside, in the same environment."""
+        """Start a second program in the same environment."""
         return Started(words, self.work / log, self.environment(name), self.folder(name))
 
 

@@ -127,7 +127,7 @@ class FollowingAllocator(CachingAllocator):
         return blocks
 
     def reach(self, event: int) -> None:
-        """Go on to an event; what the recording gave back before it, the model gives back too."""
+        """Continue to an event; what the recording gave back before it, the model gives back too."""
         self._event = event
         given_back = set()
         while self._pending and self._pending[-1].event == event and self._pending[-1].size_bytes < 0:

@@ -33,7 +33,7 @@ class Limit:
 
 
 class TimeIsUp(Exception):
-    """A program was killed at its limit; the message says which."""
+    """A program was killed at its limit; the message shows which."""
 
 
 @dataclass(frozen=True)

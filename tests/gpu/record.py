@@ -1,4 +1,4 @@
-"""Record what a real GPU does, beside what the simulated one says under the same torch: `python -m tests.gpu.record`.
+"""Record a real GPU, next to the simulated one under the same torch: `python -m tests.gpu.record`.
 
 Needs one NVIDIA GPU, torch and msgspec, and nvidia-ml-py for the driver's figures; nothing else. Every run is a process
 of its own. One file per GPU and torch, a line per run, written as soon as it is known: what is recorded already is
@@ -45,12 +45,12 @@ REHEARSED_GPU = "h200-141gb"
 
 
 class NoGpu(Exception):
-    """There is nothing to record on; one line says why and what to do."""
+    """There is nothing to record on; one line gives the reason and what to do."""
 
 
 @dataclass(frozen=True)
 class Lab:
-    """How runs are made here. In a rehearsal the simulated GPU stands in for the real one."""
+    """How runs are made here. In a rehearsal the simulated GPU replaces the real one."""
 
     machine: Machine
     rehearsal: bool
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: tests/recordings")
     parser.add_argument("--only", default="", metavar="PATTERN", help="a regular expression that ids must contain")
     parser.add_argument("--budget", type=float, default=DEFAULT_BUDGET_S, metavar="S", help="seconds, then stop")
-    parser.add_argument("--rehearse", action="store_true", help="without a GPU: the simulated one stands in for it")
+    parser.add_argument("--rehearse", action="store_true", help="without a GPU: the simulated one replaces it")
     options = parser.parse_args(arguments)
     deadline = time.monotonic() + options.budget
     folder = options.out or DEFAULT_RECORDINGS

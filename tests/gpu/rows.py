@@ -29,12 +29,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         kind: what sets it apart from others, in a few words.
         command: the script in `programs` (in `clone` where there is one) and its arguments.
         steps: how many steps it makes.
-        needs: packages beside torch, by the name that is imported.
+        needs: packages next to torch, by the name that is imported.
         torch: the oldest version that has all it uses.
         capability: the lowest compute capability that can run it.
         environment: variables that are set for it.
-        options: of `predict`, what a user adds who reads what it says without them.
-        clone: the repository on GitHub whose own script it is; it lies in a folder of that name.
+        options: of `predict`, what a user adds who reads what it states without them.
+        clone: the repository on GitHub whose own script it is; it is in a folder of that name.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return [str(self.folder(clones) / script), *arguments]
 
     def folder(self, clones: Path | None) -> Path:
-        """Where its script lies.
+        """Where its script is.
 
         Raises:
             NotHere: as of `words`.
@@ -76,7 +76,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class NotHere(Exception):
-    """A row cannot run here; one line says why."""
+    """A row cannot run here; one line gives the reason."""
 
 
 @cache

@@ -17,7 +17,7 @@ _PLAIN_COLOURS = {"brown": "yellow", "brightbrown": "bright_yellow", "bfightmage
 
 
 def keep(screen: Any, path: Path) -> None:
-    """Write what a `pyte.Screen` shows beside `path`: .txt, and .svg in the look of the README's pictures."""
+    """Write what a `pyte.Screen` shows next to `path`: .txt, and .svg in the look of the README's pictures."""
     path.with_suffix(".txt").write_text("\n".join(line.rstrip() for line in screen.display) + "\n", encoding="utf-8")
     path.with_suffix(".svg").write_text(picture(screen, path.stem), encoding="utf-8")
 

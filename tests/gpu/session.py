@@ -1,12 +1,12 @@
 """Eight minutes on a GPU: `python -m tests.gpu.session --out DIR --budget 480`.
 
-Runs, the most telling first: doctor and calibration; searches of a command, on the screen, under a limit, beside a
-neighbour; training that is watched, attached to and dies; screens; the recorder, and beside it the programs of
+Runs, the most telling first: doctor and calibration; searches of a command, on the screen, under a limit, next to a
+neighbour; training that is watched, attached to and dies; screens; the recorder, and next to it the programs of
 `tests/gpu/programs` with what is predicted of each. What needs the card alone has it alone; the rest runs side by side,
 as an allocator's figures are a process's own and NVML tells processes apart. Each has its time limit, and one that
 fails is a line of the table.
 
-What is done is kept in DIR at once: the same command goes on where it was stopped. In the end DIR has table.csv and
+What is done is kept in DIR at once: the same command continues where it was stopped. In the end DIR has table.csv and
 table.md, the recordings, state.ndjson and, in zip files of at most 15 MB, histories, screens and all that was printed.
 """
 
@@ -114,7 +114,7 @@ class State:
 
 
 class StateError(Exception):
-    """A folder that a session cannot go on in; one line."""
+    """A folder that a session cannot continue in; one line."""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,7 +175,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", default="", metavar="PATTERN", help="a regular expression that names must contain")
     parser.add_argument("-n", type=int, default=0, metavar="N", help="programs at once (default: as GPU and CPUs bear)")
     parser.add_argument("--retry", action="store_true", help="do again what failed")
-    parser.add_argument("--rehearse", action="store_true", help="without a GPU: the simulated one stands in for it")
+    parser.add_argument("--rehearse", action="store_true", help="without a GPU: the simulated one replaces it")
     return parser
 
 
@@ -266,7 +266,7 @@ def _predicted(place: Place, row: Row, limit_s: float) -> Done:
 
 
 def _run_all(steps: Sequence[Step], state: State, deadline: float, lanes: dict[str, int]) -> None:
-    """Run steps in their order, as many beside each other as may be, until all are done or the time is up.
+    """Run steps in their order, as many side by side as may be, until all are done or the time is up.
 
     Raises:
         OSError: what was done cannot be kept.
@@ -332,7 +332,7 @@ def _timed(step: Step, limit_s: float, deadline: float) -> Done | None:
     except Unfinished as error:
         print(f"{step.activity.name}: {error}", flush=True)
         return None
-    except Exception as error:  # noqa: BLE001  whatever it is, it is one line of the table
+    except Exception as error:  # noqa: BLE001  any error: it is one line of the table
         done = Done(name=step.activity.name, said=f"{type(error).__name__}: {error}", failed=True)
     if time.monotonic() >= deadline and limit_s < step.activity.limit_s:
         return None

@@ -32,7 +32,7 @@ Entries = Callable[[], Iterable[Mapping[str, Any]]]
 
 
 class Sided(msgspec.Struct, frozen=True):
-    """A side, with its packed history; the side says why if there is none."""
+    """A side, with its packed history; the side gives the reason if missing."""
 
     side: Side
     history: str = ""
@@ -121,7 +121,7 @@ def rehearsed(configuration: Configuration, gpu: Gpu, write: Write) -> None:
 
 
 def hide_gpus() -> None:
-    """Keep this process from ever holding a CUDA context: the real side measures what lies on the GPU beside it."""
+    """Keep this process from ever holding a CUDA context: the real side measures what is on the GPU next to it."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
@@ -149,7 +149,7 @@ def _run(
     try:
         with Uncollected():
             made = followed(workload_of(configuration.workload), configuration.batch_size, STEPS, meter)
-    except Exception as raised:  # noqa: BLE001  whatever it is, it is what this configuration does here
+    except Exception as raised:  # noqa: BLE001  any error: it is what this configuration does here
         error = located(raised)
     seconds = time.perf_counter() - started
     meter.close()
@@ -184,7 +184,7 @@ def _composition(meter: _Meter, entries: Entries | None) -> tuple[str, dict[str,
 
 
 def _beside_allocator(device: torch.device) -> int:
-    """What this process holds beside its allocator, in bytes: by NVML, which tells it from others on the GPU.
+    """What this process holds outside its allocator, in bytes: by NVML, which tells it from others on the GPU.
 
     Without NVML, and on the simulated GPU, what is used of the whole device counts as this process's.
     """

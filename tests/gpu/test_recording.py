@@ -1,4 +1,4 @@
-"""On a real GPU: what it records must hold, and the simulated GPU must come as near as the project says."""
+"""On a real GPU: what it records must hold, and the simulated GPU must come as near as the project states."""
 
 from __future__ import annotations
 

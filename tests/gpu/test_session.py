@@ -203,7 +203,7 @@ def called(folder: Path, *arguments: str, python: str = "") -> subprocess.Comple
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     ended = called(tmp_path, python=WarmPython.path())
     assert (ended.returncode, ended.stdout) == (4, "")
-    assert re.fullmatch(r"torch 2\S* finds no CUDA device; run this beside .* --rehearse\n", ended.stderr)
+    assert re.fullmatch(r"torch 2\S* finds no CUDA device; run this next to .* --rehearse\n", ended.stderr)
 
 
 def test_without_torch_it_says_so(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.scripts
 def test_a_rehearsal_is_stopped_and_goes_on(tmp_path: Path) -> None:
-    """Some of each kind: what the program says, a program both ways, one that cannot run here, the recorder."""
+    """Some of each kind: what the program states, a program both ways, one that cannot run here, the recorder."""
     some = ["--rehearse", "--only", "^doctor$|^readings$|[.]graphed-callables$|[.]deeplab$", "--budget", "300"]
     words = [sys.executable, "-m", "tests.gpu.session", "--out", str(tmp_path), *some]
     with subprocess.Popen(words, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True) as first:

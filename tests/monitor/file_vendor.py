@@ -1,4 +1,4 @@
-"""A third vendor, whose driver says everything in files as amdgpu does in sysfs: for tests of the seam.
+"""A third vendor, whose driver reports everything in files as amdgpu does in sysfs: for tests of the seam.
 
 ``card0/device/mem_info_vram_total``, ``…_used``, ``gpu_busy_percent``, ``hwmon/temp1_input`` (thousandths of a degree),
 ``unique_id``; ``kfd/proc/PID/vram_0`` is what a process holds of a card.

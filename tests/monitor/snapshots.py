@@ -48,7 +48,7 @@ def process(pid: int, used_bytes: Value, **changes: Any) -> GpuProcess:
 
 
 def memory(used_bytes: int, total_bytes: int = 80 * GIB) -> Memory:
-    """What a driver since 510 says of a GPU that uses this much."""
+    """What a driver since 510 states of a GPU that uses this much."""
     return Memory(total_bytes, RESERVED_BYTES, used_bytes, total_bytes - RESERVED_BYTES - used_bytes)
 
 

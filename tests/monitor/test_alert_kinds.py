@@ -1,4 +1,4 @@
-"""Every kind of alert: that the program emits it, that the JSON's contract knows it, and where it stands among others.
+"""Every kind of alert: that the program emits it, that the JSON's contract knows it, and where it is among others.
 
 A new kind needs a line here (what makes it begin) and one in `tests/monitor/schema.py`; without either a test fails.
 """

@@ -311,7 +311,7 @@ class TestWatchedOutOfMemory:
         (alert,) = alerts.update(machine([gpu()], after_s=1), ended)
         assert (alert.kind, alert.severity, alert.gpu_uuid) == (AlertKind.OOM, Severity.CRITICAL, _UUID)
         assert alert.message == "GPU 0: PID 7 (python train.py) ran out of memory"
-        assert alerts.update(machine([gpu()], after_s=60), ended), "it stands until it was likely read"
+        assert alerts.update(machine([gpu()], after_s=60), ended), "it is until it was likely read"
         assert alerts.update(machine([gpu()], after_s=150), ended) == ()
 
     def test_one_that_ended_long_ago_is_none(self) -> None:

@@ -1,4 +1,4 @@
-"""The doctor measures a GPU: a child does one thing after the other, the fake NVML says what is used by then."""
+"""The doctor measures a GPU: a child does one thing after the other, the fake NVML shows what is used by then."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.watch.rings import RECORD, RingFile, this_process
 
 RESERVED = 20 * MIB
 USED = {"context": 400 * MIB, "cuBLAS": 470 * MIB, "cuDNN": 530 * MIB, "NCCL": 690 * MIB, "eager": 910 * MIB}
-"""What the process is to take beside its allocator at each stage."""
+"""What the process is to take outside its allocator at each stage."""
 
 _TORCH = """
 import os, shutil
@@ -100,7 +100,7 @@ def test_each_stage_is_what_the_driver_says_less_the_others_and_the_allocator(gp
     assert found.stages == {stage: USED[stage] for stage in ("context", "cuBLAS", "cuDNN", "NCCL")}
     assert found.eager_bytes == USED["eager"]
     assert (found.gpu, found.driver, found.torch) == (gpu.name, "550.54.14", "2.13.0+cu128")
-    assert said[0] == "context: 400 MiB beside the allocator"
+    assert said[0] == "context: 400 MiB outside the allocator"
     assert (found.context.low_bytes, found.context.high_bytes) == (USED["context"], USED["cuDNN"])
 
 
@@ -184,10 +184,10 @@ def test_without_a_training_process_there_is_nothing_to_learn(
 
 
 class Training:
-    """This process as one that trains under the probe, and what the driver says of it whenever it is read.
+    """This process as one that trains under the probe, and what the driver reports of it whenever it is read.
 
     Attributes:
-        beside_bytes: what it holds beside its allocator.
+        beside_bytes: what it holds outside its allocator.
         reserved_bytes: what its allocator holds.
         said: what was offered.
     """
@@ -225,7 +225,7 @@ def test_what_training_holds_is_offered_once_two_readings_between_equal_samples_
     assert training.watch.look()
     [line] = training.said
     assert "NVIDIA A100" in line
-    assert "held 0.47 GiB beside what PyTorch reserved" in line
+    assert "held 0.47 GiB outside what PyTorch reserved" in line
 
 
 def test_a_reading_while_the_allocator_grows_does_not_count(training: Training) -> None:
@@ -255,7 +255,7 @@ def test_a_driver_that_lists_others_is_given_up(training: Training) -> None:
 
 
 def offered(folder: Path, beside_bytes: int) -> list[str]:
-    """Return what is offered to somebody whose training holds so much beside its allocator, all the time."""
+    """Return what is offered to somebody whose training holds so much outside its allocator, all the time."""
     training = Training(folder)
     training.beside_bytes = beside_bytes
     training.step()
@@ -272,7 +272,7 @@ def test_the_offered_command_keeps_exactly_that_and_then_as_much_is_not_offered(
     assert run() == 0
     (kept,) = load()
     assert (kept.stages, kept.torch, kept.is_learned) == ({"least": 480 * MIB, "training": 480 * MIB}, "2.13.0", True)
-    assert "takes 0.47 GiB beside PyTorch's allocator" in capsys.readouterr().out
+    assert "takes 0.47 GiB outside PyTorch's allocator" in capsys.readouterr().out
     profile = profile_for("2.13.0", calibrated(find_gpu("a100-80gb"), load()))
     assert profile.context_bytes == 480 * MIB
     assert profile.context_source.startswith("seen of training processes")
@@ -321,7 +321,7 @@ while readings < 2 or steps < 60:
     readings = int(calls.read_text().split("nvmlInitWithFlags")[1].split()[0]) if calls.exists() else 0
     steps = steps + 1 if readings >= 2 else 0
 """
-"""Trains on the CPU, where torch says that its allocator holds 300 MiB of a GPU; until the driver was read twice."""
+"""Trains on the CPU, where torch states that its allocator holds 300 MiB of a GPU; until the driver was read twice."""
 
 
 def _environment(fake_nvml: FakeMachine, tmp_path: Path) -> dict[str, str]:
@@ -343,7 +343,7 @@ def test_run_offers_at_its_end_what_the_training_held(fake_nvml: FakeMachine, tm
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     [line] = done.stderr.splitlines()
-    assert "held 0.47 GiB beside what PyTorch reserved" in line
+    assert "held 0.47 GiB outside what PyTorch reserved" in line
     assert f"NVIDIA A100-SXM4-80GB,{80 * GIB},550.54.14,{version('torch')},{480 * MIB},{480 * MIB}" in line
 
 
@@ -351,5 +351,5 @@ def test_run_offers_at_its_end_what_the_training_held(fake_nvml: FakeMachine, tm
 def test_run_on_a_screen_offers_it_too_once_the_screen_is_left(fake_nvml: FakeMachine, tmp_path: Path) -> None:
     words = "run", "--tui", "--", sys.executable, str(tmp_path / "train.py")
     with terminal(*words, columns=120, lines=40, env=_environment(fake_nvml, tmp_path)) as screen:
-        screen.wait_for("held 0.47 GiB beside what PyTorch reserved", deadline_s=60)
+        screen.wait_for("held 0.47 GiB outside what PyTorch reserved", deadline_s=60)
         assert screen.exit_code(30) == 0

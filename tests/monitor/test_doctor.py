@@ -229,7 +229,7 @@ def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 class TestTorch:
     @pytest.fixture
     def fake(self, tmp_path: Path) -> Path:
-        """An interpreter whose torch is whatever torch.py says."""
+        """An interpreter whose torch is whatever torch.py states."""
         program = tmp_path / "python"
         program.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
         program.chmod(0o755)

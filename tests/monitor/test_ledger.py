@@ -1,4 +1,4 @@
-"""A device's rows sum to its total, whatever the driver and the processes say."""
+"""A device's rows sum to its total, regardless of the driver and the processes say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An error of the program in a thread is named as such, with its file and line; the thread goes on."""
+"""An error of the program in a thread is named as such, with its file and line; the thread continues."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OURS = "an error of gpumem-tui itself: "
 
 
 class Broken(FileBackend):
-    """A backend with a mistake in what it does when `where` says so."""
+    """A backend with a mistake in what it does when `where` notes this."""
 
     where = ""
 
@@ -52,7 +52,7 @@ class _BrokenGpu(FileGpu):
 
 @pytest.fixture
 def sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A sampler of a card whose backend is broken where `Broken.where` says."""
+    """A sampler of a card whose backend is broken where `Broken.where` states."""
     FileLab(tmp_path).show(KitGpu())
     monkeypatch.setattr(Broken, "where", "")
     made = Sampler(0.05, 0.1, look=no_processes, proc=tmp_path, vendor=replace(FILES, open=Broken))

@@ -107,7 +107,7 @@ _AUTO: dict[str, Any] = {"parent_pid": 20, "command": "python generate.py"}
         ),
         pytest.param([held(1, _TWO, **_AUTO)], id="one process on two GPUs"),
         pytest.param([held(1, _TWO, **_AUTO), held(2, _TWO, **_AUTO)], id="two that are spread alike"),
-        pytest.param([held(1, _TWO, **_AUTO), *(held(9 + rank, {rank: GIB}) for rank in range(2))], id="beside a job"),
+        pytest.param([held(1, _TWO, **_AUTO), *(held(9 + rank, {rank: GIB}) for rank in range(2))], id="next to a job"),
         pytest.param([held(1, _TWO), held(2, {1: GIB}, user="bob")], id="another user's"),
         pytest.param([held(1, _TWO, container_id="a"), held(2, {1: GIB}, container_id="b")], id="another container's"),
         pytest.param([held(1, _TWO, slurm_job="1"), held(2, {1: GIB}, slurm_job="2")], id="another Slurm job's"),

@@ -56,7 +56,7 @@ class NvmlLab:
         )
 
     def take_driver(self) -> None:
-        """As NVML says it where its library is not there."""
+        """As NVML states it where its library is not there."""
         self._machine.show(Scenario(init=LIBRARY_NOT_FOUND))
 
 

@@ -95,7 +95,7 @@ class FakeInstance:
 
 @dataclass(frozen=True)
 class FakeGpu:
-    """One GPU, by default an idle A100 80 GB with everything supported. None: NVML says "not supported".
+    """One GPU, by default an idle A100 80 GB with everything supported. None: NVML states "not supported".
 
     `uuid` and `bus_id` default to ones made from the GPU's place in the scenario, and `nvlink_time_us`, when its links
     were counted, to now.

@@ -53,7 +53,7 @@ def base_trace(config: SearchConfig) -> Traced:
 
 
 def base_predicted(config: SearchConfig) -> Predicted:
-    """What its run says."""
+    """What its run states."""
     formula = Formula(config.workload, config.device.gpu.total_bytes, config.headroom)
     return Predicted(Prediction(formula, base_trace(config)), READY)
 

@@ -80,7 +80,7 @@ RESNET = Plan(find_model("resnet-50"), Recipe("amp-bf16"), find_gpu("t4-16gb"), 
 
 
 def timeline_of(plan: Plan, batch_size: int, steps: int = 2) -> Timeline:
-    """Steps that take what the closed form says, the gradients only as the activations go."""
+    """Steps that take what the closed form states, the gradients only as the activations go."""
     sizes = predicted(plan, batch_size).breakdown
     return training({bucket: sizes[bucket] for bucket in ALLOCATED_BUCKETS}, layers=4, steps=steps, interleaved=True)
 

@@ -96,7 +96,7 @@ def test_extras_together_are_a_value_of_their_control(number: int) -> None:
             try:
                 value = control.get(draft)
             except StopIteration:
-                pytest.fail(f"no value of the control {key} stands for {', '.join(extras)}")
+                pytest.fail(f"no value of the control {key} represents {', '.join(extras)}")
             (option,) = [option for option in control.options(draft) if option.value == value]
             assert option.note, f"controls.toml has no note for {value} of {key}"
 

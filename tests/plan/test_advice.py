@@ -1,4 +1,4 @@
-"""Advice on Search is what the Plan says of the same step and GPU."""
+"""Advice on Search is what the Plan states of the same step and GPU."""
 
 from __future__ import annotations
 

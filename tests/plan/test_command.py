@@ -49,7 +49,7 @@ def test_every_gpu_of_the_catalog_is_answered_by_replay() -> None:
     assert {there.gpu.name for there, _ in rows} == set(gpus())
     for there, row in rows:
         capacity = there.gpu.cuda_total_range - profile_for("2.13.0", there.gpu).context_range
-        if there.gpu == plan.config.device.gpu:  # the scene's trace says nothing of ranges
+        if there.gpu == plan.config.device.gpu:  # the scene's trace gives nothing of ranges
             capacity = Range(plan.base.capacity_bytes, plan.base.capacity_bytes)
         fits = row.fit == "fits", row.fit != "does not fit"
         largest = row.full_batch_size, row.may_fit_batch_size
@@ -158,7 +158,11 @@ def test_sharding_is_over_the_gpus_there_are_and_said_not_to_be_run(ranks: int, 
 
 @pytest.mark.parametrize(
     ("ranks", "sharded", "said"),
-    [(1, False, "DistributedDataParallel"), (4, False, "each rank holds the same"), (4, True, "another run (--gpus)")],
+    [
+        (1, False, "DistributedDataParallel"),
+        (4, False, "each rank would hold this much"),
+        (4, True, "another run (--gpus)"),
+    ],
 )
 def test_what_is_known_of_ranks(ranks: int, sharded: bool, said: str) -> None:
     config = command_config(ranks=ranks)

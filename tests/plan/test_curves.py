@@ -1,4 +1,4 @@
-"""Curves: each point is the answer of the plan that stands there."""
+"""Curves: each point is the answer of the plan that is there."""
 
 from __future__ import annotations
 

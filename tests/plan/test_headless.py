@@ -72,4 +72,4 @@ def test_the_number_of_traces_is_bounded_and_not_their_time(monkeypatch: pytest.
     assert len(made) == MOST_TRACES
     assert isinstance(answers[-1], Unknown)
     assert answers[-1].reason == f"not traced: {MOST_TRACES} traces were made for this plan"
-    assert solver.answer(plans[0]) == answers[0], "what is there is answered all the same"
+    assert solver.answer(plans[0]) == answers[0], "what is there is answered anyway"

@@ -1,4 +1,4 @@
-"""How far one of a plan's numbers can go: by traces made by hand, and by the formula where there are none."""
+"""How far one of a plan's numbers can go: by traces made by hand, and by the formula if missing."""
 
 from __future__ import annotations
 

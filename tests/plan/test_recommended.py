@@ -81,11 +81,11 @@ def test_compiling_is_recommended_where_its_trace_fits_and_nothing_is_cheaper() 
     assert chosen(recommended(LLAMA, NOW, answered(lambda plan: True, []))) == COMPILED.plan
     assert chosen(recommended(LLAMA, NOW, answered(lambda plan: plan.recipe.compile, []))) == COMPILED.plan
     untraced = recommended(LLAMA, NOW, lambda plan: NO_TIME)
-    assert chosen(untraced) == BEST.plan, "no formula says that it fits"
+    assert chosen(untraced) == BEST.plan, "no formula states that it fits"
 
 
 class TestCompiledOrEager:
-    """What `torch.compile` changes stands among the techniques, by trace."""
+    """What `torch.compile` changes is among the techniques, by trace."""
 
     COMPILED = replace(GPT2, recipe=replace(GPT2.recipe, compile=True))
     NOW = traced_answer(GPT2, TRACED)

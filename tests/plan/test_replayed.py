@@ -89,7 +89,7 @@ def test_a_change_that_fits_with_the_setting_only_is_known_without_a_further_run
 
 
 def _model_plan(batch_size: int) -> tuple[Plan, TracedAnswer]:
-    """A plan whose trace leaves pieces in segments, as the closed form knows nothing of, and what it says."""
+    """A plan whose trace leaves pieces in segments, as the closed form knows nothing of, and what it states."""
     found = _growing(command_config(gpu="rtx-3090-24gb"), 1)
     plan = Plan(find_model("gpt2"), Recipe(), found.gpu, batch_size, headroom=0.0)
     return plan, TracedAnswer(plan, found)

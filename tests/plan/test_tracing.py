@@ -30,7 +30,7 @@ from tests.waiting import DEADLINE_S
 
 
 class Traces:
-    """Stands for `predicting.predict`: gives the trace made by hand, and holds each one until told to finish."""
+    """Stand-in for `predicting.predict`: gives the trace made by hand, and holds each one until told to finish."""
 
     def __init__(self) -> None:
         self.started: queue.Queue[SearchConfig] = queue.Queue()

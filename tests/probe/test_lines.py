@@ -233,7 +233,7 @@ def test_a_default_device_that_would_take_another_mode_out_is_left_alone(monkeyp
 
 
 def test_what_is_compiled_meanwhile_is_compiled_whole() -> None:
-    """A program's first compilation may come while a look goes on, and may ask for one graph."""
+    """A program's first compilation may come while a look continues, and may ask for one graph."""
     compiled = torch.compile(lambda x: (x * 2).sin().sum(), backend="eager", fullgraph=True)
     x = torch.ones(3, requires_grad=True)
     lines = ForwardLines(str, lambda _: None)

@@ -186,7 +186,7 @@ def test_a_program_with_a_mode_of_its_own_is_left_alone() -> None:
 
 
 def test_a_mode_that_the_program_enters_is_not_torn_out() -> None:
-    """The recorder lies below it then, and goes as soon as it can."""
+    """The recorder is below it then, and goes as soon as it can."""
     model = small_model()
     optimizer = torch.optim.AdamW(model.parameters())
     train_step(model, optimizer)

@@ -197,10 +197,10 @@ def test_what_goes_wrong_takes_the_place_of_no_error_of_the_program() -> None:
     box.process_failed(torch.OutOfMemoryError("CUDA out of memory."), None)
     assert met == ["the probe's own"] * 2
     assert written == []
-    assert errors == [("OutOfMemoryError", "CUDA out of memory.", "")], "what ended the program is said all the same"
+    assert errors == [("OutOfMemoryError", "CUDA out of memory.", "")], "what ended the program is said anyway"
 
 
-# CUDA, of which this stands in for what torch calls
+# CUDA, of which this replaces what torch calls
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Block sizes from an allocator's events, beside an allocator that knows them."""
+"""Block sizes from an allocator's events, next to an allocator that knows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a program stands whose steps have stopped: by a thread of the probe's, and from there to whoever watches."""
+"""Where a program is whose steps have stopped: by a thread of the probe's, and from there to whoever watches."""
 
 from __future__ import annotations
 

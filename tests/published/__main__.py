@@ -1,9 +1,9 @@
-"""All that others measured beside what is predicted of it, in one table: `python -m tests.published [-n N] [PART …]`.
+"""All that others measured next to what is predicted of it, in one table: `python -m tests.published [-n N] [PART …]`.
 
 Parts: steps, runs, totals, adapters, diffusion, tuned, litgpt, sharded, compiled, vision, milabench; N of their rows at
 once (default 1). `inside`: within the range that is predicted of a device total, or of networks whose peak is at their
 largest convolutions, which may have a workspace; of other bytes, which are predicted to the byte, within what the
-figure was rounded to. Of what lies outside the cause is said: the exit code is 1 where a row lacks one.
+figure was rounded to. Of what is outside the cause is said: the exit code is 1 where a row lacks one.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _UNMEASURED = {
 
 
 _NOT_KNOWN = ("not explained", "not resolved", "not known")
-"""With these words a cause says what is left of it."""
+"""With these words a cause shows what is left of it."""
 
 
 @dataclass(frozen=True)
 class _Line:
-    """One row: bytes; `why` is the cause where it lies outside."""
+    """One row: bytes; `why` is the cause where it is outside."""
 
     id: str
     kind: Kind
@@ -204,7 +204,7 @@ _PARTS = {
 
 
 def _line(place: tuple[str, int]) -> _Line:
-    """One row, in a process of its own beside others."""
+    """One row, in a process of its own next to others."""
     name, index = place
     part = _PARTS[name]
     return part.line(part.load()[index])
@@ -220,7 +220,7 @@ def _lines(places: Sequence[tuple[str, int]], at_once: int) -> Iterator[_Line]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print these parts of the table, all without any; return 1 where a row lies outside without a cause."""
+    """Print these parts of the table, all without any; return 1 where a row is outside without a cause."""
     parser = argparse.ArgumentParser(prog="python -m tests.published", description=__doc__.partition("\n\n")[0])
     parser.add_argument("-n", type=int, default=1, metavar="N", help="rows at once")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(_PARTS)}; all without any")

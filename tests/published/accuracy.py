@@ -82,7 +82,7 @@ def traced_published(peak: PublishedPeak) -> int:
 
 
 def published_range(peak: PublishedPeak) -> Range:
-    """Between what figures the simulated counterpart of a published device total lies."""
+    """Between what figures the simulated counterpart of a published device total is."""
     simulated = _published_run(peak)
     finder = BatchFinder(AffineTrace.constant(simulated.finish()))
     without_limit = Range(UNLIMITED_BYTES, UNLIMITED_BYTES)
@@ -252,7 +252,7 @@ def _print_json(
 
 
 def _range_words(row: AccuracyRow) -> str:
-    """Whether what was measured lies in the predicted range."""
+    """Whether what was measured is in the predicted range."""
     if row.range is None:
         return ""
     return f"  {'within' if row.measured_bytes in row.range else 'outside'} {format_range(row.range)}"

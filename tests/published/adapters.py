@@ -1,11 +1,11 @@
 """Llama 3.2 3B under PEFT's methods, as huggingface/peft's method_comparison/MetaMathQA trains it, written anew.
 
-`adapters.csv` has what each of its results says (`accelerator_memory_max`: the most reserved in the run), for an
+`adapters.csv` has what each of its results states (`accelerator_memory_max`: the most reserved in the run), for an
 L40S, torch 2.13, transformers 5.13.1 and PEFT 0.19.2.dev0 at d787f51. There batches of 4 are sorted, long ones first,
 in buckets of 20, and the cache is emptied every ten steps. The data set is not here: the longest batch is taken to have
 698 tokens, by which all rows hold alike, and the one before it, the last of a bucket, 80. Not among the rows: SHiRA,
 whose weights are sparse tensors, which are not followed, AdaMSS, which needs scikit-learn, OSF, which PEFT 0.21 wrote
-anew (d787f51's, of 16 bits as its training_params.json says, is 0.21 % below), and those whose set-up takes minutes
+anew (d787f51's, of 16 bits as its training_params.json states, is 0.21 % below), and those whose set-up takes minutes
 (FRoD, and BOFT, 0.14 % below).
 
 `gpumem-tui predict --gpu sim:l40s-48gb --steps 2 -- python tests/published/adapters.py lora-rank32` predicts a row.

@@ -1,4 +1,4 @@
-"""What the field's calculators say of a training step, beside our formula and our trace of it.
+"""What the field's calculators say of a training step, next to our formula and our trace of it.
 
 `python -m tests.published.calculators` prints the table of `gpumem-tui manual plan`. Each calculator's formula is
 stated here as its project publishes it; all are asked about the same step: AdamW under bf16 autocast, one GPU, nothing
@@ -52,7 +52,7 @@ ASKED = (
 
 
 def accelerate_bytes(shape: ModelShape) -> int:
-    """`accelerate estimate-memory`, the column "Training using Adam": twice the fp32 weights, whatever the batch.
+    """`accelerate estimate-memory`, the column "Training using Adam": twice the fp32 weights, regardless of the batch.
 
     Source: huggingface/accelerate v1.15.0, src/accelerate/commands/estimate.py: the largest of what 16-bit training
     takes for weights, gradients, optimizer and step.
@@ -85,7 +85,7 @@ def eleuther_bytes(shape: ModelShape, batch_size: int) -> int:
 
 
 def formula_bytes(shape: ModelShape, batch_size: int) -> int:
-    """What our closed form says is allocated at the peak."""
+    """What our closed form states is allocated at the peak."""
     return predict(shape, RECIPE, batch_size).peak_bytes
 
 

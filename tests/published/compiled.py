@@ -1,7 +1,7 @@
-"""Compiled training that others measured, beside its trace by torch's own compiler, as `gpumem-tui predict` gives it.
+"""Compiled training that others measured, next to its trace by torch's own compiler, as `gpumem-tui predict` gives it.
 
 `python -m tests.published.compiled` prints every row, `python -m tests.published.compiled ID …` those, with `--python
-PATH` by the torch of another environment, which needs msgspec beside it, and what the program imports.
+PATH` by the torch of another environment, which needs msgspec next to it, and what the program imports.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Row:
         percent: how far the trace may be off.
         gpus: how many ranks there are; torchrun starts them.
         torch: by which version it was measured; "" for the one that traces.
-        settings: of the allocator, as `PYTORCH_CUDA_ALLOC_CONF` says them.
-        why: what is known of a trace that is further off than others.
+        settings: of the allocator, as `PYTORCH_CUDA_ALLOC_CONF` states them.
+        why: what we know about a trace that is further off than others.
     """
 
     id: str
@@ -74,7 +74,7 @@ _GIANT = (
 )
 _LLAMA = (
     "as the page said at 8c6b4f97c, whose script took transformers' Llama: by that and torch 2.13's compiler 10.1685. "
-    "By torchao's own Llama, as today, the page says 10.25, and 10.267 are traced"
+    "By torchao's own Llama, as today, the page states 10.25, and 10.267 are traced"
 )
 _EIGHT = (
     "which 8-bit AdamW is not stated, and no other gives it: 15.9 by bitsandbytes' and torchao's, 9.9 with paged states"

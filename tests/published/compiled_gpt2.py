@@ -74,7 +74,7 @@ def loss_of(model: nn.Module, tokens: torch.Tensor, wanted: torch.Tensor) -> tor
 def benchmark(rows: int, inner: int, columns: int) -> None:
     """Take what torch 2.6's `_should_pad_bench` and triton's `do_bench` do, and give it back.
 
-    The product of random operands and that of padded ones are run, beside a buffer of 256 MiB by which the cache is
+    The product of random operands and that of padded ones are run, next to a buffer of 256 MiB by which the cache is
     emptied.
     """
     left = torch.randn(rows, inner, dtype=torch.bfloat16, device="cuda")

@@ -1,10 +1,10 @@
 """FLUX.2 klein 4B, a diffusion transformer, as huggingface/peft's method_comparison/image-gen trains it, written anew.
 
-`diffusion.csv` has what each of its results says (`accelerator_memory_max`: the most reserved by training, evaluations
-left out), for an L40S, torch 2.12 or 2.13, diffusers 0.38 and PEFT 0.19.2.dev0: 2 images of 512 x 512 pixels, encoded
-before, with checkpointed blocks in bf16. On the device beside it: 14 prompts and images, encoded, and the DINOv2 of its
-evaluations. Not among the rows: AdaLoRA, whose ranks at the peak are not known, HRA, which grows to the whole device,
-SHiRA, whose set-up depends on computed values, and those whose set-up takes minutes.
+`diffusion.csv` has what each of its results states (`accelerator_memory_max`: the most reserved by training,
+evaluations left out), for an L40S, torch 2.12 or 2.13, diffusers 0.38 and PEFT 0.19.2.dev0: 2 images of 512 x 512
+pixels, encoded before, with checkpointed blocks in bf16. On the device next to it: 14 prompts and images, encoded, and
+the DINOv2 of its evaluations. Not among the rows: AdaLoRA, whose ranks at the peak are not known, HRA, which grows to
+the whole device, SHiRA, whose set-up depends on computed values, and those whose set-up takes minutes.
 
 `python -m tests.published diffusion` prints them.
 """
@@ -20,7 +20,7 @@ from tests.published import adapters
 from tests.published.adapters import Adapted
 
 SOURCE = "huggingface/peft method_comparison/image-gen/results at 5d602fd"
-WHY = "not resolved: what lies idle in segments, as its source does not state what is allocated"
+WHY = "not resolved: what is idle in segments, as its source does not state what is allocated"
 _TABLE = Path(__file__).with_name("diffusion.csv")
 _STEPS = 2
 _BATCH, _ENCODED, _WORDS, _WORD_WIDTH, _CHANNELS, _SIDE = 2, 14, 512, 7680, 128, 32

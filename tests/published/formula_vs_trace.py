@@ -57,7 +57,7 @@ class LargestPair:
 
 
 def trace_of(shape: ModelShape, recipe: Recipe) -> Traced | Unknown:
-    """The traced step of a model of the catalog, or why there is none."""
+    """The traced step of a model of the catalog, or why it is missing."""
     device = Device(find_gpu(TRACED_ON), simulated=True)
     return predict(SearchConfig(WorkloadSpec(recipe, shape=shape), device)).prediction.traced
 

@@ -112,7 +112,7 @@ class _Scaled(nn.Module):
 
 
 class _Adapted(nn.Module):
-    """The projection to queries, keys and values, with low ranks beside the first and the last: LoRAQKVLinear."""
+    """The projection to queries, keys and values, with low ranks next to the first and the last: LoRAQKVLinear."""
 
     def __init__(self, width: int, bias: bool) -> None:
         super().__init__()

@@ -43,7 +43,7 @@ _STEPS = 2
 
 @dataclass(frozen=True)
 class Measured:
-    """One row. `tolerance_percent` is how far the traced peak may be off beyond the rounding; `why` says why."""
+    """One row. `tolerance_percent` is how far the traced peak may be off beyond the rounding; `why`: the reason."""
 
     id: str
     source: str

@@ -53,7 +53,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         error: why it did not finish, in one line; empty if it did. The figures are those reached until then.
         buckets: the composition at the allocated peak by JSON key; None with the reason in `unavailable`.
-        context_bytes: what the process held beside its allocator before its first own allocation (on the simulated
+        context_bytes: what the process held outside its allocator before its first own allocation (on the simulated
             GPU what is assumed), and `context_end_bytes` after the last step, with all kernels loaded.
         nvml: the driver's own figures after the last step (``used_bytes``, ``driver_reserved_bytes``), where readable.
         unavailable: the name of each figure that could not be had, and why.
@@ -94,7 +94,7 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True, tag="run", tag_fiel
     """One configuration, run on the real and on the simulated GPU under the same torch.
 
     `history` and `simulated_history` hold every allocator event, packed (tests/gpu/history.py); empty if
-    there is none, and the side's `unavailable` says why.
+    missing, and the side's `unavailable` gives the reason.
     """
 
     id: str
@@ -159,11 +159,11 @@ class PublishedPeak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     Attributes:
         shape: what to override of the catalog's model.
         context_bytes: the CUDA context by the same source; the profile's assumption where the source is silent.
-        context_most_bytes: where that is known as a range only, its other end.
-        add_bytes: what that run held beyond what can be traced, and `add` says what it is; 0 for nothing.
+        context_most_bytes: if known as a range only, its other end.
+        add_bytes: what that run held beyond what can be traced, and `add` shows what it is; 0 for nothing.
         torch: the version that the run had, by whose rules it is traced; empty for today's.
         tolerance_percent: how far the traced figure may be off, and `why` explains what is left of it; None: the
-            figure, of a whole device, lies within the range that is predicted.
+            figure, of a whole device, is within the range that is predicted.
     """
 
     id: str

@@ -60,13 +60,13 @@ _MEASURED_MIB = {
 _WHY = {
     **dict.fromkeys(
         ("bert", "reformer", "resnet50"),
-        "what the device held beside the allocator's differs by 20 MiB from run to run",
+        "what the device held next to the allocator's differs by 20 MiB from run to run",
     ),
     "t5": "transformers 4.49's attention, written here as 5 has it but for its biases: 12 MiB a text less",
     "whisper": "cuDNN's workspaces: 1.5 copies of a convolution's tensors would explain all to 1 %, one is known of",
     "diffusion": "where cuDNN's workspaces lie decides what is cached",
 }
-_ALONE = "of one sample 170 MiB less to 11 MiB more lies beside the allocator's than of BERT; why is not known"
+_ALONE = "of one sample 170 MiB less to 11 MiB more is next to the allocator's than of BERT; why is not known"
 _STEPS = 3
 _PIXELS, _CLASSES = 224, 1000
 
@@ -87,7 +87,7 @@ class Observed:
 
     @property
     def why(self) -> str:
-        """The cause where it lies outside."""
+        """The cause where it is outside."""
         return _ALONE if self.batch_size == 1 else _WHY[self.program.partition("-")[0]]
 
     def predicted(self) -> Range:

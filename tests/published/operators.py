@@ -54,7 +54,7 @@ def total_variation(vocabulary: int) -> Step:
 
 
 def language_head(tokens: int) -> Step:
-    """bf16 projection to 128,256 words and cross-entropy; Liger's own layer of the same size lies beside it."""
+    """bf16 projection to 128,256 words and cross-entropy; Liger's own layer of the same size is next to it."""
     layers = [nn.Linear(4096, 128_256, bias=False, dtype=torch.bfloat16) for _ in range(2)]
     x = torch.randn(tokens, 4096, requires_grad=True, dtype=torch.bfloat16)
     labels = torch.randint(128_256, (tokens, 1)).squeeze(1)
@@ -89,7 +89,7 @@ def geglu(tokens: int) -> Step:
 
 
 def _beside_another(make: Callable[[], nn.Module], shape: tuple[int, ...], dtype: torch.dtype) -> Step:
-    """The benchmark holds its own kernel's layer beside PyTorch's."""
+    """The benchmark holds its own kernel's layer next to PyTorch's."""
     other, layer = make(), make()
     x = torch.randn(shape, dtype=dtype)
     gradient = torch.randn_like(x)

@@ -1,4 +1,4 @@
-"""The manual's table of calculators is what the command beside it prints."""
+"""The manual's table of calculators is what the command next to it prints."""
 
 from __future__ import annotations
 

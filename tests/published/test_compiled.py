@@ -1,4 +1,4 @@
-"""Compiled steps that others measured, beside their traces: `tests.published.compiled` prints all rows."""
+"""Compiled steps that others measured, next to their traces: `tests.published.compiled` prints all rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The formula's largest batch beside the traced one, on small networks: a cheap part of `formula_vs_trace`."""
+"""The formula's largest batch next to the traced one, on small networks: a cheap part of `formula_vs_trace`."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ ABOVE: tuple[tuple[Asked, str], ...] = (
 """Those that are. The first under amp-fp16, too: of its third sample 4.0 GiB lie in free pieces, of the second 0.9 and
 of the fourth 2.3: how small tensors happen to split the segments of 66 MB that the last step left. The second leaves a
 tenth of the card free at 1, 2, 5, 6, 10 and 12 samples, but not at 3, 4, 7, 9 and 11: 131 GB are allocated, and how
-far the 134 that are left suffice for the free pieces beside them changes with each sample."""
+far the 134 that are left suffice for the free pieces next to them changes with each sample."""
 
 
 def _pair(name: str, precision: Precision, recompute: Recompute, gpu: str) -> LargestPair:

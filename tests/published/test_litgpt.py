@@ -1,4 +1,4 @@
-"""Tuning by lit-gpt that others measured, beside its traces: `tests.published litgpt` prints all rows."""
+"""Tuning by lit-gpt that others measured, next to its traces: `tests.published litgpt` prints all rows."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from tests.published.milabench import Observed, load
 
 _ALWAYS = ("milabench-h100-bert-fp16-64", "milabench-h100-reformer-64", "milabench-h100-resnet50-128")
 _PERCENT = {"bert": 0.2, "reformer": 0.6, "resnet50": 0.8, "t5": 4.6, "whisper": 3.6, "diffusion": 2.0}
-"""How far outside of its range a run lies at the most."""
+"""How far outside of its range a run is at the most."""
 
 
 def _marked(row: Observed) -> Any:

@@ -1,4 +1,4 @@
-"""Whole training runs that others measured: the simulated GPU must come as near as peaks.toml says."""
+"""Whole training runs that others measured: the simulated GPU must come as near as peaks.toml states."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_device_total_lies_within_the_predicted_range(peak: PublishedPeak) -> 
     assert peak.kind == "device_used"
     found = published_range(peak)
     assert peak.measured_bytes in found, peak.why
-    assert found.high_bytes - found.low_bytes < peak.measured_bytes * _WIDEST_PERCENT / 100, "a range that says nothing"
+    assert found.high_bytes - found.low_bytes < peak.measured_bytes * _WIDEST_PERCENT / 100, "a range too wide"
 
 
 @pytest.mark.parametrize("row", _with_marks(measured.load()))

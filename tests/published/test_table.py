@@ -1,4 +1,4 @@
-"""The table of all that others measured: what it says of a row, and when it fails."""
+"""The table of all that others measured: what it states of a row, and when it fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others saw of a whole device lies in the predicted range, or as far outside as totals.csv says."""
+"""What others saw of a whole device is in the predicted range, or as far outside as totals.csv states."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def test_a_total_lies_where_the_table_says(row: Total) -> None:
     off = max(found.low_bytes - row.measured_bytes, row.measured_bytes - found.high_bytes, 0)
     off_percent = 100 * off / row.measured_bytes
     assert off_percent <= row.outside_percent, row.why
-    assert off_percent >= row.outside_percent - _LOOSEST_PERCENT, "lies nearer than the table says"
-    assert found.high_bytes - found.low_bytes < row.measured_bytes * _WIDEST_PERCENT / 100, "a range that says nothing"
+    assert off_percent >= row.outside_percent - _LOOSEST_PERCENT, "is nearer than the table states"
+    assert found.high_bytes - found.low_bytes < row.measured_bytes * _WIDEST_PERCENT / 100, "a range too wide"
     assert bool(row.why) == bool(row.outside_percent)

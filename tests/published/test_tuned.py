@@ -1,4 +1,4 @@
-"""Tuning of language models that others measured, beside its traces: `tests.published tuned` prints all rows."""
+"""Tuning of language models that others measured, next to its traces: `tests.published tuned` prints all rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.sharing import WarmPython
 
 pytestmark = [
     pytest.mark.scripts,
-    pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="adapters beside packed weights need bitsandbytes"),
+    pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="adapters next to packed weights need bitsandbytes"),
 ]
 
 

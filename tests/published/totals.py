@@ -50,7 +50,7 @@ TRANSFORMERS = ("bert-base",)
 
 @dataclass(frozen=True)
 class Total:
-    """One run; `why` is the cause where it lies outside of the range, and how far at most (`outside_percent`)."""
+    """One run; `why` is the cause where it is outside of the range, and how far at most (`outside_percent`)."""
 
     id: str
     program: str

@@ -2,8 +2,8 @@
 
 Their tables (scripts/benchmarks/refs) have the most bytes that torch allocated while a hundred steps were made on
 A100s of 80 GB, with torch 2.4.1, transformers 4.48.1, PEFT 0.13.2 and bitsandbytes 0.43.3: texts packed to 4,096
-tokens, recomputation of every layer, FlashAttention 2. `lora`: on q, k, v and o, of 32 bits beside a base of 16,
-without autocast; `qlora`: the same beside NF4 with scales quantized twice, under autocast; `qlora-trl`: with norms of
+tokens, recomputation of every layer, FlashAttention 2. `lora`: on q, k, v and o, of 32 bits next to a base of 16,
+without autocast; `qlora`: the same next to NF4 with scales quantized twice, under autocast; `qlora-trl`: with norms of
 32 bits, as TRL prepares them.
 
 `gpumem-tui predict --gpu sim:a100-80gb -- python tests/published/tuned.py mistral-7b lora 4` predicts a row,
@@ -107,7 +107,7 @@ def _attention(_module: Any, query: Any, key: Any, value: Any, _mask: None, **_:
 
 
 def _forward(self: Any, input_ids: torch.Tensor, labels: torch.Tensor, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """As transformers 4.48: the last hidden state lives on, and logits of 32 bits beside their copy for the loss."""
+    """As transformers 4.48: the last hidden state lives on, and logits of 32 bits next to their copy for the loss."""
     hidden = self.model(input_ids=input_ids, use_cache=False)[0]
     logits = self.lm_head(hidden)
     wide = logits.float()

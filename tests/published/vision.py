@@ -34,7 +34,7 @@ _FEW = "a few MiB: the versions of torch and cuDNN are not stated"
 
 
 def predicted(row: Row, found: dict[str, Any]) -> Range:
-    """Return between what sizes the most that is allocated lies, by its trace.
+    """Return between what sizes the most that is allocated is, by its trace.
 
     Near the loss of a network of videos, where its peak is, convolutions are small. Detectors and segmentation have
     theirs at the largest ones, with the workspace that cuDNN may take.
@@ -210,7 +210,7 @@ def _stages(
 
 
 class _Convolutional(nn.Module):
-    """FCN on a ResNet of eight pixels a place, with a head on its third stage beside the last one's."""
+    """FCN on a ResNet of eight pixels a place, with a head on its third stage next to the last one's."""
 
     def __init__(self, depth: int) -> None:
         super().__init__()

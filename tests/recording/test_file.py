@@ -1,4 +1,4 @@
-"""Recordings: what is written comes back, whatever happens to the file."""
+"""Recordings: what is written comes back, in every case to the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Playing a recording: any moment of it, its alerts, held or not, whatever its age and state."""
+"""Playing a recording: any moment of it, its alerts, held or not, regardless of its age and state."""
 
 from __future__ import annotations
 

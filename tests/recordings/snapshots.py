@@ -108,7 +108,7 @@ def _with_slack(
     """The block sizes of what is live at the start, by address.
 
     A large block that is freed later may be larger than what was asked for: by all that follows it, if that is too
-    little to have been split off, or by what lies before the first block that is placed behind it.
+    little to have been split off, or by what is before the first block that is placed behind it.
     """
     addresses = sorted(live)
     bases = sorted(segments)

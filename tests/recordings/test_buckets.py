@@ -1,4 +1,4 @@
-"""What a run on a real GPU is made of at its peak, beside what the simulated one says of the same step."""
+"""What a run on a real GPU is made of at its peak, next to what the simulated one states of the same step."""
 
 from __future__ import annotations
 

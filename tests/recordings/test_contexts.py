@@ -1,4 +1,4 @@
-"""What an H200's driver said of 30 programs beside their allocators, within what is known of them beforehand."""
+"""What an H200's driver said of 30 programs outside their allocators, within what we know about them beforehand."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Recorded programs traced here: the simulated GPU is asked for what the real one was asked for, event by event.
 
 What is allocated at most can differ a little although all requests agree: which free block serves a request, and so how
-much of it is left over, can depend on where the driver put the segments (README.md beside this).
+much of it is left over, can depend on where the driver put the segments (README.md next to this).
 """
 
 from __future__ import annotations

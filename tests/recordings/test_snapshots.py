@@ -1,6 +1,6 @@
-"""Allocators of real GPUs that others recorded, replayed: every block lies where it lay, in the segment it lay in.
+"""Allocators of real GPUs that others recorded, replayed: every block is where it lay, in the segment it lay in.
 
-tests/recordings/README.md says where the recordings come from and what this proves.
+tests/recordings/README.md shows where the recordings come from and what this proves.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _is_told(path: Path) -> bool:
 
 
 class _Growing(FollowingAllocator):
-    """Takes segments where its own rule says, below all that there are, and when it needs them."""
+    """Takes segments where its own rule states, below all that there are, and when it needs them."""
 
     def __init__(self, snapshot: snapshots.Snapshot) -> None:
         super().__init__(snapshot.history, AllocatorSettings())

@@ -71,5 +71,5 @@ def lines_of(*snapshots: Snapshot) -> list[bytes]:
 
 
 def reading(gpus: int = 1, *, after_s: float = 0.0) -> Snapshot:
-    """What a host with so many GPUs says."""
+    """What a host with so many GPUs states."""
     return machine([gpu(index) for index in range(gpus)], after_s=after_s)

@@ -1,4 +1,4 @@
-"""A connection: what a host prints, says and fails to say becomes readings or one line; the next try comes later."""
+"""A connection: what a host prints, states and fails to say becomes readings or one line; the next try comes later."""
 
 from __future__ import annotations
 

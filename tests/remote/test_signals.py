@@ -1,4 +1,4 @@
-"""A process of a host is signalled if it is still the one that was shown, and one line says why it was not."""
+"""A process of a host is signalled if it is still the one that was shown, and one line gives the reason it was not."""
 
 from __future__ import annotations
 

@@ -253,7 +253,7 @@ def test_a_python_without_the_program_and_one_that_is_too_old(connect: Connect) 
 @pytest.mark.skipif(not Path("/usr/sbin/nologin").exists(), reason="no nologin here")
 def test_a_user_without_a_shell(connect: Connect) -> None:
     problem = becomes(connect("/usr/sbin/nologin #"), HostPhase.AWAY).problem
-    assert problem.startswith("its login shell says “This account is currently not available.” and ends: name a user")
+    assert problem.startswith("its login shell states “This account is currently not available.” and ends: name a user")
 
 
 def hears(connection: Connection, readings: int = 3) -> None:
@@ -286,7 +286,7 @@ def test_a_host_that_stands_still_grows_old_while_others_go_on(connect: Connect,
             hears(other)
             return still.status.received_s == last_s
 
-        wait_until(is_silent, "no reading of the host that stands still")
+        wait_until(is_silent, "no reading of the host that is stopped")
         assert still.status.received_s is not None
         assert still.status.late(still.status.received_s + 11) == "no answer for 11 s"
     finally:

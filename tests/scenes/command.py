@@ -22,7 +22,7 @@ TRIAL_NOTE = "a checkpoint is not written"
 
 
 def app(search_function: SearchFunction, *, autostart: bool = True, options: WorkloadOptions = OPTIONS) -> GpuMemApp:
-    """The program with a scripted search and a clock that stands still."""
+    """The program with a scripted search and a clock that is stopped."""
     searched = replace(CONFIG, workload=options.spec())
 
     def screen() -> SearchScreen:

@@ -128,7 +128,7 @@ def lost(reading: GpuReading) -> GpuReading:
 
 
 def parts() -> ProcessParts:
-    """What a probe says of a process of 16 GiB."""
+    """What a probe reports of a process of 16 GiB."""
     buckets = {
         Bucket.PARAMETERS: 2 * GIB,
         Bucket.GRADIENTS: 2 * GIB,
@@ -168,7 +168,7 @@ def _processes(reading: GpuReading) -> Sequence[GpuProcess]:
 
 
 def app(snapshot: Snapshot | None, *, ascii_only: bool = False, theme: str = "", **options: object) -> GpuMemApp:
-    """The program on its Monitor, with one snapshot that stands still."""
+    """The program on its Monitor, with one snapshot that is stopped."""
     source = Scripted(snapshot)
     options.setdefault("past_s", 600.0)
     make = partial(MonitorScreen, source, clock=clock, **options)  # type: ignore[arg-type]

@@ -71,13 +71,13 @@ class HandTracer(BackgroundTracer):
         return None if found is None else traced_answer(plan, found)
 
     def release(self, plan: Plan) -> None:
-        """Say now what the plan's trace says."""
+        """Say now what the plan's trace reports."""
         key = trace_key(plan)
         assert isinstance(key, TraceKey)
         self._on_change(self._answer(plan, key))
 
     def fail(self, plan: Plan, reason: str) -> None:
-        """Say now that there is none."""
+        """Say now that none exists."""
         self._on_change(TraceFailed(plan, reason))
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -92,7 +92,7 @@ class HandTracer(BackgroundTracer):
 
 
 def app(plan: Plan, *, holds: bool = False, ascii_only: bool = False) -> GpuMemApp:
-    """The program on its Plan screen, with a tracer by hand and a clock that stands still."""
+    """The program on its Plan screen, with a tracer by hand and a clock that is stopped."""
 
     def plan_screen() -> PlanScreen:
         return PlanScreen(of_model(plan, lambda on_change: HandTracer(on_change, holds=holds)), clock=noon)

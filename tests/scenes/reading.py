@@ -1,4 +1,4 @@
-"""What stands on a screen, as text: for what has to be seen where no picture is the point."""
+"""What is on a screen, as text: for what has to be seen where no picture is the point."""
 
 from __future__ import annotations
 

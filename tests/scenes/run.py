@@ -19,7 +19,7 @@ PROGRESS = "\r\x1b[32mepoch 3:  42%|████▏     | 420/1000 [02:05<02:52,
 
 
 class Command:
-    """Stands for `TerminalCommand`: it runs until the test, or what it is sent, ends it."""
+    """Stand-in for `TerminalCommand`: it runs until the test, or what it is sent, ends it."""
 
     def __init__(self, pids: frozenset[int] = frozenset({4100})) -> None:
         self.pid = 4100
@@ -65,7 +65,7 @@ class Command:
 
 
 def app(command: Command, shown: tuple[Snapshot, Published] | None = None) -> GpuMemApp:
-    """The program, beside a GPU on which the command trains, or as `shown`."""
+    """The program, next to a GPU on which the command trains, or as `shown`."""
     snapshot, published = shown or watch_scene.training()
     command.say("loading the corpus\n" + "".join(f"epoch {n}: loss {3 / (n + 1):.3f}\n" for n in range(3)) + PROGRESS)
 

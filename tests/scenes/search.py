@@ -141,7 +141,7 @@ def missing_torch(searched: SearchConfig, control: Control) -> Iterator[SearchEv
 
 
 def scripted(events: list[SearchEvent]) -> SearchFunction:
-    """A search that says `events` and, if they do not end it, waits to be cancelled."""
+    """A search that states `events` and, if they do not end it, waits to be cancelled."""
 
     def run(searched: SearchConfig, control: Control) -> Iterator[SearchEvent]:
         yield from events
@@ -167,7 +167,7 @@ def folded(searched: SearchConfig, events: list[SearchEvent]) -> SearchState:
 
 
 def noon() -> datetime:
-    """A clock that stands still."""
+    """A clock that is stopped."""
     return datetime(2026, 3, 2, 12, 0, tzinfo=timezone.utc)
 
 
@@ -179,7 +179,7 @@ def app(
     ascii_only: bool = False,
     options: WorkloadOptions | None = None,
 ) -> GpuMemApp:
-    """The program with a scripted search and a clock that stands still."""
+    """The program with a scripted search and a clock that is stopped."""
     shape = searched.workload.shape
     assert shape is not None
     chosen = options or WorkloadOptions(model=shape.name)

@@ -1,4 +1,4 @@
-"""Watched processes made by hand, and a source of probes that says what it is told to."""
+"""Watched processes made by hand, and a source of probes that shows what it is told to."""
 
 from __future__ import annotations
 

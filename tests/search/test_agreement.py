@@ -139,7 +139,7 @@ def test_a_card_with_what_is_missing_fits_and_one_with_a_segment_less_does_not(s
     found = on_a_card(seed)
     beyond = sizes_of(found).at_most + 1
     too_large = [size for size in (beyond, beyond + 3, 4 * beyond) if found.fit(size) == "does not fit"]
-    assert beyond in too_large  # pieces of the cache differ by size: a larger one may fit all the same
+    assert beyond in too_large  # pieces of the cache differ by size: a larger one may fit anyway
     for size in too_large:
         free = found.free_range(size)
         assert _with_more(found, -free.low_bytes).fit(size) == "fits"

@@ -39,7 +39,7 @@ GPU = find_gpu("h100-80gb")
 
 
 def trial(outcome: str = "fit") -> dict[str, object]:
-    """A trial's outcome as it stands on the wire."""
+    """A trial's outcome as it is on the wire."""
     values: dict[str, object] = json.loads(encode(TrialDone(4, "fit", 3, 5, 7, None, "", 0.5, 3, (0.1, 0.2))))
     return {**values, "outcome": outcome}
 

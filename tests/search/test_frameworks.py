@@ -25,7 +25,7 @@ PROGRAMS = {
     "lightning": ("python train.py", "import lightning as L"),
     "accelerate-inside": ("python train.py", "accelerator = Accelerator()"),
 }
-"""By framework, a line that trains with it and what its script says."""
+"""By framework, a line that trains with it and what its script states."""
 COMPOSER = {
     "title": "Composer",
     "by_text": ["from composer"],
@@ -56,15 +56,15 @@ def test_a_framework_is_known_by_a_line(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"says": {"autocst": "precision='amp_bf16'"}}, "says.autocst: no change is called so; did you mean autocast?"),
-        ({"says": {"sharded": "fsdp=True"}}, "says.sharded: no change is called so"),
+        ({"says": {"autocst": "precision='amp_bf16'"}}, "`says.autocst` is no known change; did you mean autocast?"),
+        ({"says": {"sharded": "fsdp=True"}}, "`says.sharded` is no known change"),
         ({"says": {"autocast": True}}, "Expected `str`, got `bool` - at `$.says[...]`"),
         ({"passes": 4}, "Expected `str`, got `int` - at `$.passes`"),
         ({"by_text": "from composer"}, "Expected `array`, got `str` - at `$.by_text`"),
         ({"overides": True}, "Object contains unknown field `overides`"),
         ({"by_text": []}, "by_program, by_text: nothing gives its programs away"),
         ({"batch": "batch_size"}, "batch: the line has no form to say it in"),
-        ({"inside": "Trainer({nam}={value})"}, "inside: 'nam' stands for nothing; {name}, {dashed} and {value} do"),
+        ({"inside": "Trainer({nam}={value})"}, "inside: 'nam' means nothing; {name}, {dashed} and {value} do"),
         ({"ranks": ["composr -n {gpus}"]}, "ranks: composr is no launcher of gpumem_tui/launchers.py"),
         ({"like": "trainr"}, "like: there is no table 'trainr'"),
     ],

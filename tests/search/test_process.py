@@ -217,7 +217,7 @@ def test_a_paused_trial_holds_after_its_step_and_is_no_hang(tmp_path: Path) -> N
     paused_at = polls = 0
 
     def wait() -> None:
-        """Pause in the second step for longer than the time limit, then go on."""
+        """Pause in the second step for longer than the time limit, then continue."""
         nonlocal paused_at, polls
         if trial.step == 2 and not paused_at:
             trial.child.pause()

@@ -154,7 +154,7 @@ class TestVerdict:
         assert may_fit == room // (64 * MIB)
 
     def test_what_is_tried_as_far_as_there_is_room_may_fit(self) -> None:
-        """cuDNN goes on without it, but no verdict says "fits" beside a total beyond the device."""
+        """cuDNN continues without it, but no verdict states "fits" next to a total beyond the device."""
         steps = [(batch, _convolving(batch, tried_bytes=GIB)) for batch in (2, 3)]
         trying = traced(AffineTrace.fit(*steps), _A100)
         [workspaces] = trying.unknowns(8)

@@ -163,7 +163,7 @@ def test_a_batch_that_does_not_fit_though_the_program_goes_on(lab: Lab) -> None:
 def test_what_is_refused_within_a_library_ends_nothing_on_the_gpu_that_was_asked_for(
     lab: Lab, fake_nvml: FakeMachine
 ) -> None:
-    """cuDNN asks for room for each algorithm that it tries, and takes another one where there is none."""
+    """cuDNN asks for room for each algorithm that it tries, and takes another one if missing."""
     within = "from tests.cuda_standin import installed; installed.try_workspace(1 << 50)"
     machine = Machine([Card(), Card(SECOND, context_bytes=800 * MIB)])
     fake_nvml.show(machine.driver())

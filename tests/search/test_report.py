@@ -1,4 +1,4 @@
-"""What a search says of its predictions, and of the global batch that was wanted."""
+"""What a search states of its predictions, and of the global batch that was wanted."""
 
 from __future__ import annotations
 

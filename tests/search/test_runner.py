@@ -176,7 +176,7 @@ def test_a_step_that_keeps_its_activations_is_not_verified(tmp_path: Path) -> No
 
 
 def test_a_process_that_dies_is_tried_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "has_room_for_two", lambda: False)  # what fails beside another is done again unsaid
+    monkeypatch.setattr(control, "has_room_for_two", lambda: False)  # what fails next to another is done again unsaid
     spec = workload(
         tmp_path,
         f"""

@@ -1,4 +1,5 @@
-"""`gpumem-tui serve` as a process, and visitors of it: what a browser's script says and hears, without the browser."""
+"""`gpumem-tui serve` as a process, and visitors of it: what a browser's script states and hears, without the
+browser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the web server says of what goes wrong with connections."""
+"""What the web server states of what goes wrong with connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for the caching allocator whatever a program does, under every tuning variable."""
+"""What holds for the caching allocator regardless of a program, under every tuning variable."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Run:
                 assert block.allocated or after.allocated, "two free neighbours were not merged"
 
     def _check_segments(self, held: list[Block]) -> None:
-        """Every block lies in a segment made of whole driver allocations."""
+        """Every block is in a segment made of whole driver allocations."""
         remaining = {id(block) for block in held}
         for block in held:
             if block.prev is not None:

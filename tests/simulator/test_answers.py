@@ -30,7 +30,7 @@ OPERATORS: dict[str, Operator] = {
     "a view": lambda x: x[1:, ::2],
     "another view of the same": lambda x: x.t(),
     "a view cut in pieces": lambda x: x.split(1),
-    "one that says it is none": lambda x: torch.ops.aten._unsafe_view(x, [3, 8]),
+    "one that states it is none": lambda x: torch.ops.aten._unsafe_view(x, [3, 8]),
     "copied when it must be": lambda x: x.t().reshape(-1),
     "several results": lambda x: torch.sort(x),
     "several at once": lambda x: torch._foreach_sqrt([x, x]),

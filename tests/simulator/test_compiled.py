@@ -148,7 +148,7 @@ widened_backward.register_fake(torch.empty_like)
 widened.register_autograd(lambda _, gradient: widened_backward(gradient.contiguous()))
 
 
-def highest(function, x):  # beside its input, and of backward beside its result
+def highest(function, x):  # next to its input, and of backward next to its result
     function(x).sum().backward()  # cuBLAS takes its workspaces
     x.grad = None
     before = torch.cuda.memory_allocated()
@@ -350,7 +350,7 @@ def test_cuda_graphs_take_a_pool_that_nothing_else_uses(found: dict[str, Any]) -
 
 
 def test_cuda_graphs_leave_no_workspace(found: dict[str, Any]) -> None:
-    """An H200 held one of 32 MiB, of the backward's graph, and none of the forward thread beside it."""
+    """An H200 held one of 32 MiB, of the backward's graph, and none of the forward thread next to it."""
     assert found["workspaces given back"] >= 2 * 4 * 1024 * 1024
 
 
@@ -407,7 +407,7 @@ def compiles_backwards(found: dict[str, Any]) -> bool:
 
 
 def test_a_backward_is_compiled_as_well(found: dict[str, Any]) -> None:
-    """Beside the gradient that is given: eager two that follow one another, compiled one, of the input."""
+    """Next to the gradient that is given: eager two that follow one another, compiled one, of the input."""
     said = "\n".join(found["said of backward"])
     if not compiles_backwards(found):
         assert found["backward"] == [3 * MATRIX, 3 * MATRIX]

@@ -84,7 +84,7 @@ def refuses():
     raise BlockingIOError("Resource temporarily unavailable")
 
 
-ways = {"alone": (1, forked), "beside": (2, forked), "dies": (2, dies), "refused": (2, refuses)}
+ways = {"alone": (1, forked), "next to": (2, forked), "dies": (2, dies), "refused": (2, refuses)}
 found = {way: (traced(*how), len(forks)) for way, how in ways.items()}
 try:
     left = os.waitpid(-1, os.WNOHANG)

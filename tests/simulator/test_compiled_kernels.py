@@ -238,7 +238,7 @@ for _ in range(3):
 
 
 def test_two_passes_of_checkpoints_in_one_graph_hold_several_at_once(tmp_path: Path) -> None:
-    """As measured in pytorch issue 193193, 2.3 times the eager peak; the result says so."""
+    """As measured in pytorch issue 193193, 2.3 times the eager peak; the result notes this."""
     script = tmp_path / "train.py"
     script.write_text(_TWICE)
     command = [sys.executable, "-m", "gpumem_tui", "predict", "--json", "--gpu", "sim:a100-80gb", "--", sys.executable]

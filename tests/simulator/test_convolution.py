@@ -256,7 +256,7 @@ def test_a_gradient_is_allocated_before_it_is_tried() -> None:
         torch.empty(64 * MIB, dtype=torch.uint8)
         found = torch.ops.aten.convolution_backward(gradient, images, weight, None, *settings, [True, True, False])
         assert found[0] is not None
-    assert gpu.allocator.stats.reserved_bytes >= 64 * MIB, "it lies in the segment that was cached"
+    assert gpu.allocator.stats.reserved_bytes >= 64 * MIB, "it is in the segment that was cached"
 
 
 @pytest.mark.parametrize("transposed", [False, True])

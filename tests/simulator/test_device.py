@@ -1,4 +1,4 @@
-"""PyTorch on the simulated GPU: what lies on it, what that costs, and what happens when it is full."""
+"""PyTorch on the simulated GPU: what is on it, what that costs, and what happens when it is full."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_writing_through_a_mask_needs_no_values() -> None:
 
 
 def test_a_product_may_be_of_a_wider_type_than_its_factors() -> None:
-    """As Liger's loss adds the gradient of a head up in 32 bits: nothing is made beside what is given."""
+    """As Liger's loss adds the gradient of a head up in 32 bits: nothing is made next to what is given."""
     with on() as (device, cuda):
         left, right = (torch.ones(64, 64, dtype=torch.bfloat16, device=device) for _ in range(2))
         total = torch.zeros(64, 64, device=device)

@@ -1,4 +1,4 @@
-"""Linear layers on weights of 8 bits: what bitsandbytes' operators take on a GPU, beside what they give."""
+"""Linear layers on weights of 8 bits: what bitsandbytes' operators take on a GPU, next to what they give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the simulated GPU says of its allocator, beside what PyTorch says of CUDA's."""
+"""What the simulated GPU states of its allocator, outside what PyTorch states of CUDA's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each name of torch's compiler that the register says was checked on a version of torch is there in that version.
+"""Each name of torch's compiler that the register states was checked on a version of torch is there in that version.
 
 The interpreters are those of `tests/command/test_torch_versions.py`.
 """

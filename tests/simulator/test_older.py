@@ -56,7 +56,7 @@ def test_updates_went_one_by_one_before_2_0() -> None:
 
 
 def test_optimizers_that_torch_jit_compiles_go_one_by_one_too() -> None:
-    """As torch.distributed.optim does once it is imported; what stands for torch's choice is compiled with them."""
+    """As torch.distributed.optim does once it is imported; what represents torch's choice is compiled with them."""
     with simulate(SimulatedGpu(_GPU, profile_for("1.13.1", _GPU))):
         update: Any = torch.jit.script(import_module("torch.optim.adam").adam)
     assert "_single_tensor_adam" in update.code

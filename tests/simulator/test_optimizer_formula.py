@@ -1,4 +1,4 @@
-"""Every optimizer by formula beside its trace: what it keeps, and the peak of a step."""
+"""Every optimizer by formula next to its trace: what it keeps, and the peak of a step."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Source of every figure: linkedin/Liger-Kernel, benchmark/data/all_benchmark_data.csv (liger 0.2.1, 2024-09-03,
 A100-SXM4-80GB, provider "huggingface", mode "full", `torch.cuda.max_memory_allocated`, median of 10), with the
-programs in benchmark/scripts beside it: a forward and a backward with ``retain_graph``, repeated, while gradients
+programs in benchmark/scripts next to it: a forward and a backward with ``retain_graph``, repeated, while gradients
 accumulate.
 """
 
@@ -50,7 +50,7 @@ def _mlp(activation: Callable[[torch.Tensor], torch.Tensor], batch: int, tokens:
 
 
 def _layer_norm(width: int) -> Step:
-    """The benchmark holds its own kernel's layer (weight and bias) on the device beside PyTorch's."""
+    """The benchmark holds its own kernel's layer (weight and bias) on the device next to PyTorch's."""
     other = nn.LayerNorm(width)
     layer = nn.LayerNorm(width)
     x = torch.randn(4096, width)

@@ -292,7 +292,7 @@ def test_whatever_a_workspace_takes_is_within_the_range_of_reserved(settings: Al
 
 
 def test_a_workspace_takes_a_segment_of_its_own_as_far_as_there_is_room() -> None:
-    """One of 12 MiB leaves a segment that serves the tensor of 12 MiB; one of 4 MiB takes 20 MiB beside it."""
+    """One of 12 MiB leaves a segment that serves the tensor of 12 MiB; one of 4 MiB takes 20 MiB next to it."""
     workspace = Workspace(most=12 * MIB).computed("bounded")
     recorder = TimelineRecorder()
     recorder.release(recorder.allocate(workspace, bucket=Bucket.TEMPORARY))

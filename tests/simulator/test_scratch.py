@@ -136,7 +136,7 @@ def test_a_softmaxs_backward_multiplies_gradient_and_result_first() -> None:
 
 
 def test_the_peak_of_a_softmaxs_gradient_is_the_published_one() -> None:
-    """pytorch/pytorch#72450: 15,099,495,424 bytes on a GPU; what lies there, result, gradient, product, input's."""
+    """pytorch/pytorch#72450: 15,099,495,424 bytes on a GPU; what is there, result, gradient, product, input's."""
     with on() as (device, memory):
         x = torch.rand(5120, 2, 384, 384, dtype=torch.bfloat16, device=device, requires_grad=True)
         loss = x.softmax(dim=-1).mean()

@@ -156,7 +156,7 @@ def test_a_padded_batch_is_unpadded_and_padded_again() -> None:
 
 
 def test_rows_of_all_ranks_are_gathered() -> None:
-    """As trainers import it, OpenRLHF's for one, beside einops' names; backward keeps this rank's rows."""
+    """As trainers import it, OpenRLHF's for one, next to einops' names; backward keeps this rank's rows."""
     with world(2), stood_in() as gpu:
         gather = importlib.import_module("flash_attn.utils.distributed").all_gather
         rows = attended(1024, 8)

@@ -1,7 +1,7 @@
 """causal-conv1d and mamba-ssm, stood in for: what they save and make, in bytes that are counted by hand.
 
 Blocks of both kinds and both paths gave the same peak, to the byte, with mamba-ssm's own Python (2.3.2, its Triton
-kernels not run) and with what stands in for it.
+kernels not run) and with what replaces it.
 """
 
 from __future__ import annotations

@@ -85,4 +85,4 @@ def test_an_entry_says_why_and_on_which_versions() -> None:
         assert entry.checked_on
     assert entry_of("torch.cuda.memory_allocated") is entry_of("torch.cuda.memory.max_memory_allocated")
     newest = ".".join(map(str, NEWEST_TORCH))
-    assert all(newest in entry.checked_on for entry in REGISTER), "of a newer one every result says so"
+    assert all(newest in entry.checked_on for entry in REGISTER), "of a newer one every result notes this"

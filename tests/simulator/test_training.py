@@ -132,7 +132,7 @@ def test_gradients_that_are_zeroed_stay_and_those_set_to_none_go() -> None:
 
 
 def test_zeroing_takes_no_scratch_and_a_next_backward_adds_in_place() -> None:
-    """Accumulation: the new gradient exists beside the sum until it is added, one weight at a time."""
+    """Accumulation: the new gradient exists next to the sum until it is added, one weight at a time."""
     peaks = []
     with on() as (device, memory):
         layers = block(device)

@@ -55,7 +55,7 @@ assert sizes.compute_unbacked_bindings(None, made) is None  # which is torch's o
 assert "sympy.core" in sys.modules, "torch's own was not loaded"
 true_one = sys.modules[sizes.__name__]
 assert true_one is not stood[0] and stood[0].ShapeEnv is true_one.ShapeEnv
-assert true_one is sizes, "a name goes on asking what stood for the module"
+assert true_one is sizes, "a name continues asking what stood for the module"
 import sympy.core.numbers
 
 assert isinstance(sympy.Integer(1), expressions) and algebra.Basic is sympy.Basic is not expressions

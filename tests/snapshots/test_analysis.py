@@ -1,4 +1,4 @@
-"""What a snapshot says: memory over time, what the peak consists of, how free memory lies."""
+"""What a snapshot states: memory over time, what the peak consists of, how free memory is laid out."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 class TestSimulated:
-    """A file that was written from a trace says what the trace says."""
+    """A file that was written from a trace shows what the trace reports."""
 
     def test_peaks_and_buckets_are_those_of_the_replay(self, tmp_path: Path, settings: AllocatorSettings) -> None:
         sizes = {

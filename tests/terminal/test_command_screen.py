@@ -100,7 +100,7 @@ def test_a_command_is_held_goes_on_is_cancelled_and_edited(script: Path) -> None
     with terminal("search", *_DEVICE, "--", *_slow(script, "1")) as screen:
         screen.wait_for("made step 0")
         screen.press("p")
-        screen.wait_for("PAUSED", "held after the step that runs", "p go on")
+        screen.wait_for("PAUSED", "held after the step that runs", "p continue")
         screen.press("p")
         screen.wait_for("tracing batch size 3", "p pause")
         children = screen.children()

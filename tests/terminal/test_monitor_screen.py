@@ -51,7 +51,7 @@ def is_live(screen: Terminal) -> None:
 
 
 def leaves(screen: Terminal, code: int = 0) -> None:
-    """`q` ends the program at once, whatever the driver does."""
+    """`q` ends the program at once, regardless of the driver."""
     screen.press("q")
     assert screen.exit_code() == code
 

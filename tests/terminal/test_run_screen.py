@@ -35,7 +35,7 @@ def test_a_command_with_its_monitor(tmp_path: Path) -> None:
     """Its progress, its training process, an answer that is typed, Ctrl-C, and its own exit code."""
     env = {"GPUMEM_TUI_DIR": str(tmp_path / "probes")}
     with terminal("run", "--tui", "--", sys.executable, "-c", TRAIN, columns=120, lines=40, env=env) as screen:
-        screen.wait_for("a terminal: True", "go on?", "STEP TIME")
+        screen.wait_for("a terminal: True", "continue?", "STEP TIME")
         screen.press("q")
         screen.wait_for("End the command and leave?")
         screen.press("n")

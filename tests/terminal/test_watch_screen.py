@@ -1,4 +1,4 @@
-"""The program in a real terminal on a machine without a GPU, beside a process that publishes."""
+"""The program in a real terminal on a machine without a GPU, next to a process that publishes."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def own_errors(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def no_error_of_ours(own_errors: list[str], request: pytest.FixtureRequest) -> Iterator[None]:
-    """The program goes on after an unexpected error; a test does not, unless it asks for `own_errors` itself."""
+    """The program continues after an unexpected error; a test does not, unless it asks for `own_errors` itself."""
     yield
     assert "own_errors" in request.node.function.__code__.co_varnames or not own_errors, own_errors
 

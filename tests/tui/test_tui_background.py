@@ -1,4 +1,4 @@
-"""Threads beside the event loop."""
+"""Threads next to the event loop."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ async def test_a_screen_that_is_made_while_the_program_is_left_is_not_shown() ->
     class Slowly(MainScreen):
         async def end(self) -> int:
             released.set()
-            await asyncio.sleep(0.3)  # what was held up goes on
+            await asyncio.sleep(0.3)  # what was held up continues
             return await super().end()
 
     class Late(MainScreen):

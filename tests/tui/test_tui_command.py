@@ -1,4 +1,4 @@
-"""The Search screen on a user's command: what it prints, what is known of it, and the form that takes one."""
+"""The Search screen on a user's command: what it prints, what we know about it, and the form that takes one."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_nothing_fits_of_a_command_names_no_remedy_that_nobody_computed() -> Non
     state = scene.folded(command_scene.CONFIG, [command_scene.predicted(), verdict])
     view = verdict_view(state)
     assert view.headline.lower() == verdict.message
-    assert view.details == ("no formula for a command: no remedy is known",)
+    assert view.details == ("no formula for a command: no known remedy",)
 
 
 def test_the_panels_name_the_command_and_its_ranks() -> None:
@@ -285,7 +285,7 @@ async def test_help_has_the_keys_of_the_output() -> None:
         await pilot.press("question_mark")
         assert isinstance(pilot.app.screen, HelpScreen)
         text = "\n".join(str(static.render()) for static in pilot.app.screen.query(Static))
-        assert "what the command prints, or the log of trials" in text
+        assert "the command's output, or the log of trials" in text
         assert "none for a command" in text
 
 

@@ -158,7 +158,7 @@ async def test_y_copies_the_line_that_opens_it_for_the_gpu_of_now() -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("optimizer", "What holds it at the peak"),
+        ("optimizer", "Memory at the peak"),
         ("peak", "The most that is allocated at one moment of the traced step"),
         ("max-batch", "The largest batch at which the traced step"),
         ("accumulation", "steps = target / (b · D), rounded up"),

@@ -57,14 +57,14 @@ def test_every_key_has_words_for_the_help(node: type[DOMNode]) -> None:
 
 @pytest.mark.parametrize("node", ours(), ids=lambda node: node.__name__)
 def test_a_key_is_bound_twice_only_to_what_is_offered_in_turn(node: type[DOMNode]) -> None:
-    """Textual says nothing of a key that has another action already."""
+    """Textual gives nothing of a key that has another action already."""
     keys = [binding.key for binding in Binding.make_bindings(node.__dict__.get("BINDINGS", ()))]
     assert {key for key in keys if keys.count(key) > 1} == _IN_TURN.get(node.__name__, set())
 
 
 @pytest.mark.parametrize("node", ours(), ids=lambda node: node.__name__)
 def test_every_key_has_an_action(node: type[DOMNode]) -> None:
-    """Textual says nothing of a key whose action is not there."""
+    """Textual gives nothing of a key whose action is not there."""
     own = Binding.make_bindings(node.__dict__.get("BINDINGS", ()))
     places = {"app": GpuMemApp, "": node}
     for binding in own:

@@ -435,7 +435,7 @@ async def test_into_a_hosts_monitor_and_back(fleet: Fleet) -> None:
         assert monitor.read_only
         await pilot.press("escape")
         await until(pilot, lambda: pilot.app.screen is screen_of(pilot))
-        await pilot.press("enter")  # the connection goes on after its Monitor was left
+        await pilot.press("enter")  # the connection continues after its Monitor was left
         await until(pilot, lambda: isinstance(pilot.app.screen, HostMonitor))
         assert fleet.connections["b"].status.phase is HostPhase.LIVE
 

@@ -97,7 +97,7 @@ async def test_sort_reverse_and_headings() -> None:
         table = screen.query_one(ProcessTable)
         heading = text_of(table).splitlines()[0]
         left = table.content_region.x - table.region.x
-        after = left + heading.index("CPU%") + len("CPU%")  # a heading stands at the right end of its column
+        after = left + heading.index("CPU%") + len("CPU%")  # a heading is at the right end of its column
         for x, order in ((after - 1, SortBy.CPU), (after, SortBy.HOST_MEMORY), (after - 7, SortBy.CPU)):
             await pilot.click(ProcessTable, offset=(x, 0))
             assert sorted_by(screen) is order

@@ -58,7 +58,7 @@ async def test_one_gpu_stale_and_one_lost() -> None:
 
 @pytest.mark.parametrize("size", [(40, 10), SMALL], ids=["40x10", "80x24"])
 async def test_no_driver(size: tuple[int, int]) -> None:
-    """What it says may be cut off where there is no room, not the problem itself."""
+    """What it states may be cut off where there is no room, not the problem itself."""
     app = scene.app(scene.of([], problem=PROBLEM))
     more = ("3                     Plan: what fits", "gpumem-tui doctor     what works here") if size == SMALL else ()
     await assert_shown(app, "No GPU to watch", "NVIDIA driver and library", *more, size=size, before=settled())
@@ -84,7 +84,7 @@ async def test_the_details() -> None:
     wanted = (
         "pid          4148, compute",
         "GPU memory   46.00 GiB, 57.5% of the device",
-        "probe        none: the driver says what it holds as a whole",
+        "probe        none: the driver lists only its total",
         "python train.py --model llama-3-8b --batch-size 16 --precision amp-bf16",
     )
     await assert_shown(scene.app(scene.machine(8)), *wanted, size=SMALL, before=settled("down", "enter"))
@@ -94,7 +94,7 @@ async def test_the_question_before_a_kill() -> None:
     wanted = (
         "Kill this process?",
         "pid 4148 of ada, 46.00 GiB on GPU 3: python train.py --model llama-3-8b",
-        "It ends at once (SIGKILL). What it has not saved is lost.",
+        "It ends at once (SIGKILL). Unsaved work is lost.",
         "Leave it (n)",
         "Kill (y)",
     )

@@ -1,4 +1,4 @@
-"""An error that only the program can have made is named on the screen, with its place, and the program goes on."""
+"""An error that only the program can have made is named on the screen, with its place, and the program continues."""
 
 from __future__ import annotations
 

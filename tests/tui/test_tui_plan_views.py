@@ -184,7 +184,7 @@ def test_what_is_in_the_way_is_named() -> None:
 
 @pytest.mark.parametrize("width", [34, NARROW, ROOMY])
 def test_a_traced_peak_of_another_phase_than_the_formula_s_is_said_beside_the_numbers(width: int) -> None:
-    """They agree wherever both are known; where the trace peaks elsewhere, the line says so."""
+    """They agree wherever both are known; where the trace peaks elsewhere, the line notes this."""
     whole = replace(LLAMA, recipe=Recipe(gpus=4))
     first_step = traced_of(whole, steps=1)
     found_here = traced_answer(whole, first_step)
@@ -297,7 +297,7 @@ def test_comparing_shows_only_the_controls_that_differ() -> None:
     ]
     assert "neither plan has been traced" in lines
     same = said(compare_rows(Compared(this), Compared(this), "x", NARROW))
-    assert "every control is the same" in same
+    assert "all controls are equal" in same
     assert "+" not in "".join(same)
 
 

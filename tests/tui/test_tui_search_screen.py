@@ -370,7 +370,7 @@ CUTS = (
 
 
 async def test_the_form_has_every_option_of_the_command_line() -> None:
-    """`kind` stands for what the command line tells from which of the options is given; output is no search's, and how
+    """`kind` represents what the command line tells from which of the options is given; output is no search's, and how
     other machines are reached is the program's."""
     options = {option.opts[0] for option in search_command.params} - {"--json", "--plain", "--quiet", "--help-all"}
     options -= {"--remote-command"}

@@ -126,7 +126,7 @@ async def test_a_tiny_terminal() -> None:
 
 async def test_paused() -> None:
     app = scene.app(CONFIG, scene.scripted(scene.running(CONFIG)))
-    await assert_shown(app, "PAUSED", "p go on", size=MEDIUM, before=settled(Stage.RUNNING, "p"))
+    await assert_shown(app, "PAUSED", "p continue", size=MEDIUM, before=settled(Stage.RUNNING, "p"))
 
 
 async def test_ascii_only() -> None:

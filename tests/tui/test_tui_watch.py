@@ -202,9 +202,9 @@ async def test_what_a_process_takes_beside_its_allocator_is_kept_once_asked(
         (kept,) = load()
         assert (kept.stages, kept.is_learned) == ({"least": GIB, "training": GIB}, True)
         await pilot.press("C")
-        await until(pilot, lambda: any("says as much already" in note.message for note in app._notifications))
+        await until(pilot, lambda: any("is already this" in note.message for note in app._notifications))
         await pilot.press("down")
-        assert scene.screen_of(app).check_action("keep_context", ()) is False, "of one without a probe nothing is known"
+        assert scene.screen_of(app).check_action("keep_context", ()) is False, "of one without a probe we know nothing"
 
 
 async def test_read_only_neither_looks_into_nor_attaches() -> None:
@@ -270,7 +270,7 @@ async def test_one_that_ended_is_alerted_listed_and_opened() -> None:
         assert not isinstance(app.screen, ModalScreen), "there is nothing left to kill"
         await pilot.press("enter")
         await opened(pilot)
-        assert "What would have made it fit" in page(app)
+        assert "Changes that would have made it fit" in page(app)
 
 
 async def test_without_a_driver_an_end_is_told_before_that() -> None:

@@ -51,7 +51,7 @@ def cpu_training() -> Scene:
 
 
 def after_an_end() -> Scene:
-    """A process ended for want of memory beside one that goes on."""
+    """A process ended for want of memory next to one that continues."""
     snapshot, published = watch_scene.training()
     return snapshot, Published((*published.processes, watch_scene.out_of_memory(snapshot.gpus[0].uuid)))
 

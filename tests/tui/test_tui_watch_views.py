@@ -107,7 +107,7 @@ def test_the_row_says_step_pace_peak_and_retries() -> None:
     [row] = [line for line in rows.splitlines() if "4100" in line]
     assert all(word in row for word in ("14.00", "12,340", "250 ms"))
     plain = replace(shown, published=Published())
-    assert "RETRIES" not in text(table_view(plain, 118, 10).rows), "only where a probe says"
+    assert "RETRIES" not in text(table_view(plain, 118, 10).rows), "only where a probe reports"
 
 
 @pytest.mark.parametrize("width", [38, 78, 118, 198])
@@ -279,7 +279,7 @@ def test_details_without_a_probe_say_so() -> None:
     shown = state()
     entry = entry_of(shown, entries(shown)[1].key)
     assert entry is not None
-    assert "none: the driver says what it holds as a whole" in text(details_rows(shown, entry))
+    assert "none: the driver lists only its total" in text(details_rows(shown, entry))
 
 
 @pytest.mark.parametrize(
@@ -419,7 +419,7 @@ def test_what_a_look_lacks_is_told() -> None:
     [device] = watch_scene.look().devices
     unplaced = replace(device, held=tuple(replace(held, module="") for held in device.held))
     said = text(place_page(replace(watch_scene.look(), devices=(unplaced,)), "module", 80))
-    assert "Nothing is known by module." in said
+    assert "No figures by module." in said
 
 
 def test_state_that_the_step_made_itself_is_not_drawn_as_standing() -> None:
@@ -443,7 +443,7 @@ def test_a_post_mortem_fits_and_sums_to_the_device(width: int) -> None:
         float(line.split("%")[0].split()[-1]) for line in said.splitlines() if "%  " in line and "GiB" in line
     ]
     assert abs(sum(shares_said) - 100) < 1
-    assert "What would have made it fit" in said
+    assert "Changes that would have made it fit" in said
 
 
 def test_a_post_mortem_without_a_device_or_a_prediction() -> None:
@@ -480,7 +480,7 @@ def test_bytes_of_host_memory_in_a_card() -> None:
 def test_a_look_says_what_every_step_leaves_behind() -> None:
     look = watch_scene.look()
     waiting = text(step_page(look, 100))
-    assert "known after two more steps" in waiting
+    assert "shows after two more steps" in waiting
     leak = replace(look, kept=(KeptPlace(0, "aten.add", "loss", "train.py:31", 3 * MIB, 2),))
     said = text(step_page(leak, 100))
     assert "Left behind by every step, and not released two steps later" in said
@@ -507,7 +507,7 @@ def test_the_post_mortem_of_one_that_kept_something_begins_with_that() -> None:
     assert ended.case is not None
     said = text(post_mortem_rows(ended.case, 114, scene.NOON_S))
     assert said.splitlines()[2] == "memory grew 1.00 GiB a step, made at train.py:11 and never released: fix that first"
-    assert "What would only have put it off" in said
+    assert "Changes that would only have delayed it" in said
     assert "kept by the last 10 steps" in said
 
 

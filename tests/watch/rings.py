@@ -122,7 +122,7 @@ class RingFile:
             file.write(content)
 
     def document(self, path: Path, content: dict[str, Any]) -> None:
-        """Write a document beside the ring."""
+        """Write a document next to the ring."""
         write_document(path, encode_document(content))
 
 

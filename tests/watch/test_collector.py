@@ -155,7 +155,7 @@ def test_nothing_new_is_the_same_object(tmp_path: Path) -> None:
     try:
         before = probes.latest()
         probes.ask([], None)
-        assert read.wait(10), "who waits for it is told all the same"
+        assert read.wait(10), "who waits for it is told anyway"
         assert not probes.is_reading
         assert probes.latest() is before
     finally:

@@ -46,7 +46,7 @@ def test_by_its_number_and_its_environment(tmp_path: Path) -> None:
 def test_a_build_for_rocm_means_amd_s_gpus_by_hip_s_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], uuid: str | None
 ) -> None:
-    """Its own UUIDs are not AMD SMI's, and NVIDIA's GPUs beside them are not meant."""
+    """Its own UUIDs are not AMD SMI's, and NVIDIA's GPUs next to them are not meant."""
     monkeypatch.setattr("gpumem_tui.watch.hosts.environ", lambda _folder: environ)
     amd = [Candidate(number, f"amd-{number}", "AMD Instinct MI300X", vendor="AMD") for number in (1, 0)]
     nvidia = [replace(gpu, vendor="NVIDIA") for gpu in GPUS]

@@ -118,7 +118,7 @@ def test_the_last_sample_with_a_model_stays(tmp_path: Path) -> None:
     assert process.samples[0].record.parameters_bytes == 4 * GIB
 
 
-# What the kernel's log says
+# What the kernel's log states
 
 
 def log_file(tmp_path: Path) -> Path:

@@ -83,7 +83,7 @@ def test_the_last_sample_of_one_that_has_ended(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_those_that_ended_lately_come_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And then it goes on until it is interrupted."""
+    """And then it continues until it is interrupted."""
     folder = tmp_path / "probes"
     now_ns = time.time_ns()
     for place, ago_s in enumerate((60, 5, 7200)):

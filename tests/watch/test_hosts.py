@@ -13,7 +13,7 @@ from gpumem_tui.watch import hosts
 
 
 def fake(proc: Path, pid: int, *, uid: int = 1000, inner_pid: int | None = None, name: str = "python") -> Path:
-    """A process in a folder that stands for /proc."""
+    """A process in a folder that represents /proc."""
     folder = proc / str(pid)
     folder.mkdir(parents=True)
     spaces = f"{pid}" if inner_pid is None else f"{pid}\t{inner_pid}"

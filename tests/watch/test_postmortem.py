@@ -1,4 +1,4 @@
-"""After memory ran out: the ledger of that moment, and what the formula says of it."""
+"""After memory ran out: the ledger of that moment, and what the formula states of it."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_the_prediction_stands_beside_what_was_found(tmp_path: Path) -> None:
 
 
 def rising(*sizes: int) -> list[dict[str, Any]]:
-    """Samples five steps apart, each of which holds so much beside what is trained."""
+    """Samples five steps apart, each of which holds so much next to what is trained."""
     fixed = RECORD.parameters_bytes + RECORD.gradients_bytes + RECORD.optimizer_bytes
     records = [replace(RECORD, step=1 + 5 * place, allocated_bytes=fixed + size) for place, size in enumerate(sizes)]
     return [record.as_json() for record in records]

@@ -255,7 +255,7 @@ def test_a_ring_under_another_processs_name_is_refused(folder: Path) -> None:
     watcher = Watcher([folder])
     assert watcher.processes() == ()
     [refused] = watcher.refused
-    assert refused.reason.endswith(f"says that it is of process {GONE_PID}")
+    assert refused.reason.endswith(f"states that it is of process {GONE_PID}")
 
 
 def test_running_processes_come_first_then_the_last_to_have_begun(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The buckets of a sample: they sum to what the allocator says, and nothing unknown is a zero."""
+"""The buckets of a sample: they sum to what the allocator reports, and nothing unknown is a zero."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_our_own_models_are_recognized(name: str) -> None:
 
 def test_experts_are_of_no_family_that_parameters_tell() -> None:
     found = derive(trained(our_model(find_model("gpt-oss-20b"))))
-    assert found == Unknown("Model is of no family that is known here")
+    assert found == Unknown("Model is of no family known here")
 
 
 def test_a_model_that_is_in_no_catalog() -> None:
@@ -198,12 +198,12 @@ def test_an_untied_head() -> None:
 def test_what_cannot_be_told_has_a_reason() -> None:
     more = {f"adapter.{number}.weight": (4096, 1024) for number in range(8)}
     assert "is no plain gpt2 model" in why_not(trained({**gpt2(), **more}))
-    assert why_not(trained({"a.weight": (3, 4, 5)})) == "Model is of no family that is known here"
+    assert why_not(trained({"a.weight": (3, 4, 5)})) == "Model is of no family known here"
     head = {
         "cls.predictions.bias": (30522,),
         **{name: dims for name, dims in bert().items() if "classifier" not in name},
     }
-    assert why_not(trained(head)) == "Model is of no family that is known here"
+    assert why_not(trained(head)) == "Model is of no family known here"
     assert why_not(Trained((), ())) == "the probe found no module"
     assert "more parameters than the probe lists" in why_not(trained(gpt2(), truncated=True))
     assert why_not(trained(gpt2(), frozen="transformer.h")).startswith("only 31.7% of the parameters")
@@ -223,5 +223,5 @@ def test_what_is_frozen_or_trained_beside_it_is_said() -> None:
     critic = TrainedModel("my.Critic", (TrainedParameter("value.weight", (1000, 1000), "float32", True),), False)
     beside = derive(Trained((*trained(gpt2()).models, critic), ()))
     assert isinstance(beside, Derived)
-    assert beside.assumed[-1] == "Critic, trained beside it with 1,000,000 parameters, left out of account"
+    assert beside.assumed[-1] == "Critic, trained next to it with 1,000,000 parameters, left out of account"
     assert derived(gpt2()).assumed == beside.assumed[:-1] == frozen.assumed[:-1]

@@ -1,4 +1,4 @@
-"""LoRA and QLoRA on the catalog's networks: what lies in memory is what the closed form counts, and it trains."""
+"""LoRA and QLoRA on the catalog's networks: what is in memory is what the closed form counts, and it trains."""
 
 from __future__ import annotations
 

@@ -34,12 +34,12 @@ def choose(found: Vendor) -> None:
 
 
 def of_brand(brand: str) -> Vendor:
-    """Return the vendor of a GPU; where none of that brand is known here, as of another host, the machine's."""
+    """Return the vendor of a GPU; if that brand is not installed here, as of another host, the machine's."""
     return _known.get(brand, _chosen)
 
 
 def known() -> tuple[Vendor, ...]:
-    """Return every vendor that is known so far, those of plug-ins once they were looked for."""
+    """Return every vendor known so far, those of plug-ins once they were looked for."""
     return tuple(_known.values())
 
 

@@ -1,4 +1,4 @@
-"""What every vendor's calls share: they are counted, the one that has not returned is known, a fault is a reason."""
+"""Common to every vendor's calls: a count, the call that has not returned, and the reason of a fault."""
 
 from __future__ import annotations
 

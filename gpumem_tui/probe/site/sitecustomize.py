@@ -25,7 +25,7 @@ def _arm() -> None:
 
 
 def _hand_over() -> None:
-    """Run the `sitecustomize` that would have run. What it raises, the interpreter reports as ever."""
+    """Run the `sitecustomize` that would have run. The interpreter reports its errors as ever."""
     others = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _HERE]
     spec = PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:
@@ -35,6 +35,6 @@ def _hand_over() -> None:
 
 try:
     _arm()
-except Exception:  # noqa: BLE001  an interpreter that cannot load the probe runs the program all the same
+except Exception:  # noqa: BLE001  an interpreter that cannot load the probe runs the program anyway
     sys.modules.pop("gpumem_tui", None)
 _hand_over()

@@ -42,7 +42,7 @@ def _torch_imported(reporter: "Reporter") -> None:
 
 
 def _hand_over() -> None:
-    """Run the `sitecustomize` that would have run. What it raises, the interpreter reports as ever."""
+    """Run the `sitecustomize` that would have run. The interpreter reports its errors as ever."""
     others = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _HERE]
     spec = PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:

@@ -9,9 +9,10 @@ End = Literal["most", "fewest"]
 """Which end of what is not known a trace takes: masks keep all rows, or few of them and experts equal shares."""
 
 Kind = Literal["mask", "classes", "differing", "boxes", "count", "place", "loop", "round", "tokens"]
-"""What keeps the rows: a mask; masks that together have each row once, as a router's of its experts; values that
-differ; a detector's samplers; a count that the program reads; or a place, as of `argmax`, that it reads. Also whether a
-loop that may end early goes on to its end, or makes one round where nothing else ends it; and a text's new tokens."""
+"""The operator that keeps the rows: a mask; masks that together have each row once, as a router's of its experts;
+values that differ; a detector's samplers; a count that the program reads; or a place, as of `argmax`, that it reads.
+Also whether a loop that may end early continues to its end, or makes one round where nothing else ends it; and a text's
+new tokens."""
 
 
 @dataclass(frozen=True, slots=True)

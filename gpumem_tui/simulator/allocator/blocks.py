@@ -1,4 +1,4 @@
-"""What the caching allocator keeps: blocks, the pools of free ones, and statistics. Standard library only."""
+"""The caching allocator's state: blocks, the pools of free ones, and statistics. Standard library only."""
 
 from __future__ import annotations
 

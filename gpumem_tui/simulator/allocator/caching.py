@@ -22,7 +22,7 @@ SEGMENT_GRANULE_BYTES = 2 * MIB
 """kMinBlockSize, kSmallSize, kMinLargeAlloc, kRoundLarge in c10/core/AllocatorConfig.h."""
 
 GRAPH_POOL = 129
-"""No stream: the first number that stands for a private pool of CUDA graphs, whose memory serves nobody else."""
+"""No stream: the first number that represents a private pool of CUDA graphs, whose memory serves nobody else."""
 
 _UNSPLIT_SLACK_BYTES = SMALL_REQUEST_BYTES
 _NO_LIMIT = 1 << 62
@@ -33,7 +33,7 @@ class OutOfMemory(Exception):
     """The device cannot serve a request, after every cached segment has been given back.
 
     Attributes:
-        segment_bytes: what the driver was asked for, which PyTorch's message says was tried to be allocated.
+        segment_bytes: what the driver was asked for, which PyTorch's message states was tried to be allocated.
     """
 
     def __init__(self, requested_bytes: int, allocator: CachingAllocator) -> None:
@@ -50,7 +50,7 @@ class CachingAllocator:
 
     Args:
         capacity_bytes: what the driver can hand out: the device's total less context, reserve and others' use.
-        settings: what `PYTORCH_CUDA_ALLOC_CONF` says, or what to ask for it once memory is first taken.
+        settings: what `PYTORCH_CUDA_ALLOC_CONF` states, or what to ask for it once memory is first taken.
         allowed_bytes: the memory fraction's limit on reserved bytes (fraction · device total), None for no limit.
         detailed: keep the statistics of requested and inactive split bytes too, a fifth of the time.
 
@@ -58,7 +58,7 @@ class CachingAllocator:
         pending: blocks that were freed while other streams use them, by the number under which that is completed.
         least_refused_bytes: the least that would have been reserved with a segment that the device lacked memory for;
             None for none, and for expandable segments.
-        takes_best_fit: a request takes the smallest free block that is large enough, whatever else is free.
+        takes_best_fit: a request takes the smallest free block that is large enough, also where others are free.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class CachingAllocator:
         return pool
 
     def _find_free(self, pool: Pool, size: int) -> Block | None:
-        """Take the best fit out of a pool; None if there is none, or the settings forbid to use it."""
+        """Take the best fit out of a pool; None if missing, or the settings forbid to use it."""
         self._large_lookups += not pool.is_small
         fitting = pool.at_least(size)
         block = self._prefer_not_to_grow(fitting) if self._expandable else next(fitting, None)
@@ -343,8 +343,8 @@ class CachingAllocator:
     def _collect_garbage(self) -> None:
         """Release the older half of the unused large segments, again and again down to the threshold.
 
-        Age counts the searches of the large pools since a block became free. What is older than the mean goes, even
-        beyond the threshold, so that collections stay rare.
+        Age counts the searches of the large pools since a block became free. Segments older than the mean go,
+        even beyond the threshold, so that collections stay rare.
         """
         assert self.allowed_bytes is not None
         surplus = self.stats.reserved_bytes - int(self.settings.garbage_collection_threshold * self.allowed_bytes)

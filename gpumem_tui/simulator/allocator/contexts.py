@@ -1,7 +1,7 @@
 """The memory of a GPU that a process holds outside PyTorch's allocator, each figure with its source. No torch import.
 
 The CUDA context, kernels, what libraries take as they are first used, and NCCL's buffers: `contexts.json` has the
-figures, by architecture and version of CUDA, and says where they are from.
+figures, by architecture and version of CUDA, and shows where they are from.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _OPERATORS = {
     "cuSPARSE": ("_sparse_mm", "sparse mm", "_sparse_addmm"),
 }  # fmt: skip
 LIBRARY_OF = {operator: library for library, operators in _OPERATORS.items() for operator in operators}
-"""Which library of CUDA an operator of torch loads beside cuBLAS (aten/src/ATen/native/cuda, cudnn and sparse/cuda)."""
+"""Which library of CUDA an operator of torch loads next to cuBLAS (aten/src/ATen/native/cuda, cudnn and
+sparse/cuda)."""
 
 FACTS: dict[str, Any] = json.loads((Path(__file__).parent / "contexts.json").read_text(encoding="utf-8"))
 
@@ -68,7 +69,7 @@ def context_of(gpu: Gpu, cuda: int, libraries: Sequence[str] | None = None) -> C
 
     Args:
         cuda: the major version of CUDA.
-        libraries: what the program is known to use, a CUDA graph for each that it has; None where it is not known.
+        libraries: those that the program uses, a CUDA graph for each that it has; None where it is not known.
     """
     found = _known(gpu, cuda, libraries)
     graphs = 0 if gpu.arch else (libraries or ()).count(CUDA_GRAPH)

@@ -1,7 +1,7 @@
-"""What many requests in a row do, done at once where the free blocks lie as they did before. Standard library only.
+"""Replays the effect of many requests at once where the free blocks lie as they did before. Standard library only.
 
 An allocator that takes the best fit has no two free blocks side by side, so that the blocks in use say all of where its
-free ones are. Of an evaluation's forward, which gives nearly all back, few blocks stay.
+free ones are. After an evaluation's forward, which gives nearly all back, few blocks stay.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class AtOnce:
 
     Attributes:
         is_known: it can be done again: no memory was asked of the driver, or given back.
-        places: by pool, for each block by the number of its request: where it lies, its size, and what was asked for.
+        places: by pool, for each block by the number of its request: where it is, its size, and what was asked for.
     """
 
     is_known: bool = False
@@ -56,7 +56,7 @@ def observed(allocator: CachingAllocator, effect: AtOnce, stays: Mapping[int, Bl
 
 
 def do_again(allocator: CachingAllocator, effect: AtOnce) -> dict[int, Block]:
-    """Do requests whose effect is known, from free blocks that lie as they did; return the blocks that stay."""
+    """Do requests whose effect was recorded, from free blocks that lie as they did; return the blocks that stay."""
     stats, made = allocator.stats, {}
     stats.raise_peaks([start + rise for start, rise in zip(stats.current, effect.rises, strict=True)])
     for pool, places in effect.places.items():

@@ -1,4 +1,4 @@
-"""Whether a run fits on a device that is known between two ends, and by how much it does not: by replays there."""
+"""Whether a run fits on a device known between two ends, and by how much it does not: by replays there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpumem_tui.simulator.allocator.rules import Level
 
 @dataclass(frozen=True)
 class Ends:
-    """A device as far as it is known, and a trace.
+    """A device as far as known, and a trace.
 
     More memory or smaller workspaces can leave other pieces of segments, with which a run fits no longer. So a run that
     fits for certain does so at three points: with the least room and the largest workspaces, with the least room as

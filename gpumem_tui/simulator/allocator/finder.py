@@ -20,7 +20,7 @@ from gpumem_tui.simulator.allocator.timeline import Timeline
 class BatchFinder:
     """Finds largest batch sizes from one trace, for any number of devices.
 
-    What a batch size takes without limit is kept: it settles most questions on the next device too.
+    The unlimited need of a batch size is kept: it settles most questions on the next device too.
     """
 
     trace: AffineTrace
@@ -87,7 +87,7 @@ class BatchFinder:
         """Return whether the whole run fits in `capacity_bytes`, and a memory fraction's `allowed_bytes`."""
         limit = self._limit(capacity_bytes, allowed_bytes)
         if self._live_bytes(batch_size, level=level) > limit:
-            return False  # whatever the allocator makes of it, so no replay is needed
+            return False  # at any outcome of the allocator, so no replay is needed
         allocated, reserved = self.peaks(batch_size, level=level)
         if reserved <= limit and not self.settings.garbage_collection_threshold:
             return True
@@ -109,7 +109,7 @@ class BatchFinder:
     def reserved_range(
         self, batch_size: int, expected_bytes: int, capacity: Range, allowed_bytes: int | None = None
     ) -> Range:
-        """Return the highest reserved bytes with the least and the most of what is known as a range only.
+        """Return the highest reserved bytes with the least and the most of what has only a known range.
 
         Workspaces also change which cached block serves whom: with the most of them as much may lie idle as without,
         and the largest that was not measured may find no cached block that serves it and take a segment of its own, as

@@ -18,7 +18,7 @@ KEPT = 4
 
 _PERIOD = 2
 """Rounds after which the allocator's blocks lie as before: a program holds the last batch while it loads the next, so
-that the two change places. As many are left out, or a multiple."""
+that the two change places. The whole period is left out, or a multiple."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,10 @@ class _Cut:
 
 
 def folded(timeline: Timeline, rounds: Sequence[Round], *, is_exact: bool) -> Timeline:
-    """Return the run with some of all rounds that follow each other and are alike; `Timeline.folds` says how often.
+    """Return the run with some of all rounds that follow each other and are alike; `Timeline.folds` shows how often.
 
-    Rounds are alike if they make the same allocations, in the same buckets, places and phases, and release the same.
+    Rounds are alike if they make the same allocations, in the same buckets, places and phases, and release equal
+    blocks.
 
     Args:
         is_exact: leave out only those that begin with the allocator's blocks where they lay; else the run of another

@@ -67,14 +67,14 @@ class Profile:
         version: of torch: major, minor.
         cublas_workspace_bytes: taken from the caching allocator once per cuBLAS handle and stream; the forward and
             the autograd thread have a handle each.
-        cublaslt_workspace_bytes: what a product with a bias takes for cuBLASLt beside it; 0 where it shares cuBLAS'.
+        cublaslt_workspace_bytes: what a product with a bias takes for cuBLASLt next to it; 0 where it shares cuBLAS'.
         keeps_cublaslt_workspace: a thread keeps that, else every such product gives it back at its end.
-        context_bytes: what a process holds on the device beside its allocator: CUDA context, kernels, libraries.
+        context_bytes: what a process holds on the device outside its allocator: CUDA context, kernels, libraries.
         context_source: where `context_bytes` was measured.
         context_range: between what figures it was found to be, once a program's kernels and libraries are loaded.
         cuda: the major version of CUDA.
         nccl: what the context has of NCCL's buffers for groups of ranks, and `groups` how many ranks each of them has.
-        libraries: what of CUDA a program is known to use; None where it is not known.
+        libraries: the libraries of CUDA that a program uses; None where it is not known.
         alone: the profile of any program; None where this is it.
         compute_capability: of the architecture.
         cudnn: the version that the wheel brings, such as 91900; 0 on ROCm. Where the wheel's CUDA is not said, that of
@@ -160,8 +160,8 @@ _Version = tuple[int, ...]
 _CUBLAS_BYTES = 4096 * KIB * 2 + 16 * KIB * 8
 _CUBLAS_LARGE_BYTES = 32 * MIB
 _CUBLAS_SINCE: _Version = (1, 13)
-"""cuBLAS took its own memory, beside the allocator, until pytorch/pytorch#83461 (August 2022) had torch give it a
-workspace. Of 1.13 sources differ: minGPT's peaks of January 2023 hold two of them to the byte (tests/published), a
+"""cuBLAS took its own memory, outside the allocator, until pytorch/pytorch#83461 (August 2022) had torch give it a
+workspace. For 1.13 sources differ: minGPT's peaks of January 2023 hold two of them to the byte (tests/published), a
 report of February (#95668) has none."""
 _CUBLAS_LARGE_SINCE: dict[int, _Version] = {9: (2, 0), 10: (2, 12), 12: (2, 12)}
 """`parseChosenWorkspaceSize` in aten/src/ATen/cuda/CublasHandlePool.cpp: `:4096:2:16:8`, and 32 MiB by major compute
@@ -185,7 +185,8 @@ _CUDNN_ATTENTION_ON = ((9, 0), (9, 3), (10, 0), (10, 3))
 
 WARP_SIZE = 32
 THREADS_PER_BLOCK = 1024
-"""Of every CUDA device so far (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
+"""The most threads of a block on every CUDA device so far (CUDA C++ Programming Guide, "Technical Specifications per
+Compute Capability")."""
 
 _REGISTERS_PER_MULTIPROCESSOR = 65536
 _SHARED_BYTES_PER_BLOCK = 48 << 10
@@ -238,7 +239,7 @@ def not_known_of(gpu: Gpu) -> str:
 
 
 def said_of(asked: str, torch_version: str, gpu: Gpu) -> tuple[str, ...]:
-    """Return what every result says of a version of torch, traced as an asked one ("" for none), on a GPU."""
+    """Return what every result states of a version of torch, traced as an asked one ("" for none), on a GPU."""
     lines = (newer_than_checked(torch_version), not_known_of(gpu), followed_as(asked, torch_version))
     return tuple(filter(None, lines))
 
@@ -246,7 +247,7 @@ def said_of(asked: str, torch_version: str, gpu: Gpu) -> tuple[str, ...]:
 def beside_allocator_bytes(gpu: Gpu) -> int:
     """Return the most that tensors of a step cannot have: the driver's reserve, context, cuBLAS' workspaces.
 
-    Of the newest torch; the forward and the autograd thread have a workspace each.
+    The rules are the newest torch's; the forward and the autograd thread have a workspace each.
     """
     profile = profile_for(".".join(map(str, NEWEST_TORCH)), gpu)
     reserve_bytes = gpu.total_bytes - gpu.cuda_total_range.low_bytes

@@ -77,7 +77,7 @@ class Replay:
 
     Attributes:
         fits: False if the device ran out of memory; the figures are then those reached until then.
-        peak_event: the number of the event after which most bytes are allocated; -1 if there is none.
+        peak_event: the number of the event after which most bytes are allocated; -1 if missing.
     """
 
     timeline: Timeline = field(compare=False, repr=False)
@@ -100,7 +100,7 @@ class Replay:
     def bucket_peaks(self) -> Mapping[Bucket, BucketPeak]:
         """The most that each bucket holds at any moment of the steps, see `Timeline.bucket_peaks`.
 
-        `OTHER` has the slack of blocks, which is known at the peaks of phases: the most of it is that of one of them.
+        `OTHER` has the slack of blocks, which exists at the peaks of phases: the most of it is that of one of them.
         """
         found = self.timeline.bucket_peaks()
         at = self.timeline.breakdowns_after({event: peak for _, peak, event, _ in self._spans})
@@ -191,7 +191,7 @@ class AffineTrace:
 
     @classmethod
     def constant(cls, timeline: Timeline) -> AffineTrace:
-        """Make a trace of one run, which is the same at whatever batch size."""
+        """Make a trace of one run, which holds at any batch size."""
         rule_slopes = tuple((0,) * len(size.arguments) for _, size in timeline.computed)
         return cls(timeline, (0,) * len(timeline.sizes), rule_slopes)
 
@@ -228,7 +228,7 @@ class AffineTrace:
 
     @cached_property
     def is_open(self) -> bool:
-        """Return whether a size is known as a range only: `at` has what is expected, `Timeline.at_level` the rest."""
+        """Return whether a size has only a known range: `at` has what is expected, `Timeline.at_level` the rest."""
         return any(size.is_open for _, size in self.at_none.computed)
 
     def holds(self, batch_size: int, traced: Timeline) -> bool:
@@ -259,7 +259,7 @@ def replay(
 ) -> Replay:
     """Run a timeline through the caching allocator of a device with `capacity_bytes` (None: without limit).
 
-    What is tried for a moment gets as much as there is room for.
+    A request tried for a moment gets as much as there is room for.
     """
     allocator = CachingAllocator(
         UNLIMITED_BYTES if capacity_bytes is None else capacity_bytes,
@@ -396,7 +396,7 @@ class RequestsOnStreams:
             self._allocator.free(block)
 
 
-# Traces at any sequence length. What a training step asks for is a polynomial in the length: a straight line, or of the
+# Traces at any sequence length. A training step's requests are a polynomial in the length: a straight line, or of the
 # second degree where attention writes its scores. Through as many lengths as its degree asks for, it gives whole bytes
 # at every other length; where the step does otherwise (in kernels that round their sizes up) it is near. Whoever needs
 # to be sure traces at the answer.
@@ -439,7 +439,7 @@ class TraceByLength:
 
 def _extended(traces: Sequence[AffineTrace], weights: Sequence[int], whole: int) -> AffineTrace:
     """Return the sum of the traces by their weights, each over `whole` (Lagrange's polynomials)."""
-    known: dict[tuple[int, ...], int] = {}  # every layer's sizes are the same
+    known: dict[tuple[int, ...], int] = {}  # every layer has the same sizes
 
     def polynomials(values: Sequence[Sequence[int]]) -> tuple[int, ...]:
         together = list(zip(*values, strict=True))

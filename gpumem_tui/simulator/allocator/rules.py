@@ -44,7 +44,7 @@ class Computed:
 
     @property
     def is_open(self) -> bool:
-        """Return whether its size is known as a range only."""
+        """Return whether its size has only a known range."""
         return self.rule in AT_LEVEL["most"]
 
     @property
@@ -54,7 +54,7 @@ class Computed:
 
 
 Level = Literal["expected", "least", "most", "momentary"]
-"""Which end of each size that is known as a range only to assume; momentary: as expected, with what is tried for a
+"""Which end of each size with only a known range to assume; momentary: as expected, with what is tried for a
 moment."""
 
 Buffer = int | Computed
@@ -251,7 +251,7 @@ def row_topk(  # noqa: PLR0913 - the arguments of a rule are plain numbers, whic
     A few long rows are sorted whole (`should_use_sort`): their values and where these come from, and what the sort
     takes. Else a copy of what is not contiguous; and where many blocks search a row together (`mbtopk::launch`): of
     each row its value, counts and digits, of each block its counts. More than 4,096 found values are sorted elsewhere
-    with a sort of their own, and where they come from is picked once more. What CUB takes to scan the blocks' counts,
+    with a sort of their own, and where they come from is picked once more. CUB's memory to scan the blocks' counts,
     about a kilobyte, is left out.
     """
     count = rows * length
@@ -273,7 +273,7 @@ def row_topk(  # noqa: PLR0913 - the arguments of a rule are plain numbers, whic
 
 
 def _topk_blocks(rows: int, length: int, key_bytes: int, multiprocessors: int) -> tuple[int, ...]:
-    """Return the buffers of `mbtopk::launch`, whose blocks have as many values as `get_items_per_thread` says."""
+    """Return the buffers of `mbtopk::launch`, whose blocks have as many values as `get_items_per_thread` states."""
     resident = multiprocessors * (_REGISTERS // (_TOPK_REGISTERS * _TOPK_THREADS)) * _TOPK_THREADS
     a_thread = max(4, min(64, -(-rows * length // resident)))
     blocks = rows * -(-length // (a_thread * _TOPK_THREADS))
@@ -362,7 +362,7 @@ def efficient_attention_gradient(  # noqa: PLR0913 - the arguments of a rule are
 
 
 _CAPPED_BYTES = 128 * 1024 * 1024
-"""What fp32 convolutions without tensor cores were recorded to take at most: 4 MiB for an input of 11.7 MB, 128 MiB for
+"""The most recorded for fp32 convolutions without tensor cores: 4 MiB for an input of 11.7 MB, 128 MiB for
 each of 47 MB to 3 GB (HugePandaCoder/octree-nca-groupeq, my_snapshot.pickle, `run_conv_plan`); the weight's size and up
 to 256 bytes for small ones (JasperSolt/EoR_NN, snapshot.pickle)."""
 
@@ -376,14 +376,14 @@ class Workspace:
     """The workspace of one pass of a convolution, in bytes that are affine in the batch size; a rule's arguments.
 
     Attributes:
-        least, expected, most: what is known of it.
+        least, expected, most: what we know about it.
         copied: all its tensors; without tensor cores it takes as much at most, and not more than `_CAPPED_BYTES`.
         chosen: the most that an algorithm takes which may be chosen, and is done without where there is no room
             (aten/src/ATen/native/cudnn/Conv_v8.cpp, `try_configs`).
-        partial, parts: bytes of one partial sum, and how many are taken, beside what is expected; of at least
+        partial, parts: bytes of one partial sum, and how many are taken, next to what is expected; of at least
             `rows_a_part` of `rows` result pixels each.
-        tile_rows, tiles_beside, processors: where so many tiles lie beside each other of every so many rows, those that
-            are left when all processors have had as many are cut into parts, if they are for about half of these.
+        tile_rows, tiles_beside, processors: where so many tiles lie side by side of every so many rows, those that
+            are left when all processors have had equally many are cut into parts, if they are for about half of these.
         most_of_few: the most where fewer than `_FEW_BLOCKS` of `blocks` thread blocks work on it.
     """
 
@@ -415,12 +415,12 @@ class Workspace:
 
     @property
     def most_bytes(self) -> int:
-        """The most that is known to be taken."""
+        """The most that may be taken."""
         return max(self.needed_bytes, self.chosen)
 
     @property
     def least_bytes(self) -> int:
-        """The least that is known to be taken."""
+        """The least that may be taken."""
         return max(0, min(self.least + self._sums_bytes, self.expected_bytes) if self.least else 0)
 
     @property
@@ -447,7 +447,7 @@ def _parts_left(tiles: int, processors: int) -> int:
 
 
 CONVOLUTIONS = {known: f"{known} convolution" for known in ("measured", "bounded", "unknown")}
-"""The rules of convolutions' workspaces, by what is known of them."""
+"""The rules of convolutions' workspaces, by what we know about them."""
 
 TRIED = "tried convolution"
 """The rule of what cuDNN's benchmark tries: no bytes, but for the moment."""
@@ -471,4 +471,4 @@ AT_LEVEL: dict[Level, dict[str, Callable[..., tuple[int, ...]]]] = {
     "most": dict.fromkeys(CONVOLUTIONS.values(), lambda *sizes: (Workspace(*sizes).most_bytes,)),
     "momentary": {TRIED: lambda tried_bytes: (tried_bytes,)},
 }
-"""What else rules give at other levels than expected."""
+"""Further sizes that rules give at other levels than expected."""

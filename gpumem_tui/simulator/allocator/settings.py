@@ -1,4 +1,4 @@
-"""What `PYTORCH_CUDA_ALLOC_CONF` can tune, parsed as PyTorch parses it. Standard library only."""
+"""The settings of `PYTORCH_CUDA_ALLOC_CONF`, parsed as PyTorch parses them. Standard library only."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def _threshold(key: str, value: str) -> float:
 def _divisions(key: str, value: str) -> tuple[int, ...]:
     """Read `4` for every size, or `[256:1,512:2,>:8]` with sizes in MiB.
 
-    In the list the first size also stands for all smaller ones, ``>`` for all that are larger than the last one named,
+    In the list the first size also represents all smaller ones, ``>`` for all that are larger than the last one named,
     and 0 turns rounding off.
     """
     if not value.startswith("["):

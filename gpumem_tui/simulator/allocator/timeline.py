@@ -18,7 +18,7 @@ from gpumem_tui.step import Phase, Site
 from gpumem_tui.step.buckets import STEADY_BUCKETS, untagged_bucket
 
 _NEVER = -2
-"""Stands for the mark of a release that did not come; -1 is the time before the first mark."""
+"""Stand-in for the mark of a release that did not come; -1 is the time before the first mark."""
 
 CHECKPOINT = "checkpoint"
 """The part of `Bucket.OTHER` that was loaded from a file of weights and that the program has not made its own.
@@ -29,7 +29,7 @@ _INDEX = {bucket: index for index, bucket in enumerate(ALLOCATED_BUCKETS)}
 
 
 def rounded(size_bytes: int) -> int:
-    """Round a request up to the allocator's smallest step. What a block holds beyond this is slack."""
+    """Round a request up to the allocator's smallest step. The rest of a block is slack."""
     return -(-size_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
 
 
@@ -114,7 +114,7 @@ class Timeline:
     def with_workspaces(self, sizes: Collection[int]) -> Timeline:
         """Return a recorded run with cuBLAS's workspaces as traces have them: temporary, whoever made them.
 
-        Nothing in a history says what they are. A thread takes one of each size at its first product and keeps it
+        Nothing in a history shows what they are. A thread takes one of each size at its first product and keeps it
         (`getCurrentCUDABlasHandle`, aten/src/ATen/cuda/CublasHandlePool.cpp), and autograd's thread is another than
         the forward's. So they are the first that stay, of those that are not known by name: one of each size that is
         made in backward, and one that is made elsewhere.
@@ -197,7 +197,7 @@ class Timeline:
     def breakdowns_after(self, allocated_at: Mapping[int, int]) -> dict[int, Breakdown]:
         """Return the buckets after each of these events, in one pass.
 
-        What the allocator holds beyond what is live is slack of unsplit blocks and goes to `OTHER`.
+        The allocator's bytes beyond the live ones are slack of unsplit blocks and go to `OTHER`.
         """
         totals = [0] * len(ALLOCATED_BUCKETS)
         other = ALLOCATED_BUCKETS.index(Bucket.OTHER)
@@ -297,11 +297,11 @@ class TimelineRecorder:
         bucket: Bucket | None = None,
         stream: int = 0,
     ) -> int:
-        """Record an allocation of so many bytes, or as a rule says, and return its number.
+        """Record an allocation of so many bytes, or as a rule states, and return its number.
 
         Args:
             recomputed: made by a forward repeated in backward.
-            bucket: what it is, if that is known at once.
+            bucket: what it is, if known at once.
             stream: in whose pool it is.
         """
         self._end_try()
@@ -414,7 +414,7 @@ class TimelineRecorder:
         self._from_host.add(number)
 
     def is_data(self, number: int) -> bool:
-        """Return whether an allocation holds either, as far as that is known by now."""
+        """Return whether an allocation holds either, as far as known by now."""
         is_known = number in self._from_host or number in self.made_of_data
         return is_known and number not in self._tags and number not in self._loaded
 
@@ -444,7 +444,7 @@ class TimelineRecorder:
     def finish(self, failed: bool = False) -> Timeline:
         """Return the run so far, or if it failed up to where memory ran out, with every allocation in its bucket.
 
-        Tagged allocations keep their tag, and the rest is as `untagged_bucket` says. Batch data is what came from the
+        Tagged allocations keep their tag, and the rest is as `untagged_bucket` states. Batch data is what came from the
         host, and what was made before a step, held in it and released since. If the run ended while the model was
         built, all that it held are parameters.
         """
@@ -498,7 +498,7 @@ class TimelineRecorder:
     def _sites_with_parts(self) -> tuple[tuple[int, ...], tuple[Site, ...]]:
         """Return by allocation the number of its place, which names its part as well, and the places as they come.
 
-        A place that all its allocations name a part of is not among them: runs of other depths are told alike by both.
+        A place that all its allocations name a part of is not among them: both serve runs of other depths equally well.
         """
         table = tuple(self._site_numbers)
         if not self.parts:
@@ -536,7 +536,7 @@ _LEAST_BYTES = MIB
 
 @dataclass(frozen=True)
 class KeptBySteps:
-    """What every step of a run keeps beyond what it releases: bytes a step, and the place that makes most of them."""
+    """Memory that every step of a run keeps after its releases: bytes a step, and the place that makes most of it."""
 
     size_bytes: int
     site: Site
@@ -551,7 +551,7 @@ def growth(timeline: Timeline) -> KeptBySteps | None:
     """Return how memory grows from step to step, and where that is made; None where it does not.
 
     A step keeps what it makes beyond what it releases, of itself and of others. The first one is not looked at: it
-    makes what stays. Of the others each must keep as much at the same place, which a buffer that is made once does
+    makes what stays. Each of the others must keep as much at that place, which a buffer that is made once does
     not, nor a batch that is loaded in the step before, and must keep more allocations there, not larger ones, as where
     each batch is larger than the last.
     """

@@ -1,4 +1,4 @@
-"""A run without what it tried and could not have: a program that runs out of memory may let go of it, and go on."""
+"""A run without what it tried and could not have: a program that runs out of memory may let go of it, and continue."""
 
 from __future__ import annotations
 

@@ -27,14 +27,14 @@ from gpumem_tui.simulator.compiled.wrapper import own_line
 
 _CACHE = "torch._functorch._aot_autograd.autograd_cache"
 _TIMES_BESIDE = 2
-"""How much longer a fork may take than what was done beside it: a training graph takes up to twice an evaluation's."""
+"""How much longer a fork may take than what was done next to it: a training graph takes up to twice an evaluation's."""
 
 
 class Ahead:
-    """What is compiled ahead: of the first module that is called, if that evaluates.
+    """Graphs compiled ahead: of the first module that is called, if that evaluates.
 
     Args:
-        said: returns what is said of the compiler; a fork in which anything more is said is not taken.
+        said: returns the lines about the compiler; a fork that adds a line is not taken.
         may_begin: there is a processor for it.
     """
 
@@ -53,7 +53,7 @@ class Ahead:
             torch_internals.replace(cache, "save", staticmethod(self._compiled))
 
     def settings(self) -> dict[str, bool]:
-        """Return settings with which AOTAutograd asks for what was compiled ahead, and says what it compiles."""
+        """Return settings with which AOTAutograd asks for what was compiled ahead, and shows what it compiles."""
         if self._fork is None:
             return {"enable_autograd_cache": False}
         return {"enable_autograd_cache": True, "bundled_autograd_cache": True}
@@ -87,7 +87,7 @@ class Ahead:
             os._exit(1)
 
     def framed(self) -> None:
-        """End the fork when it would go on with the program: its first frame came to no graph."""
+        """End the fork when it would continue with the program: its first frame came to no graph."""
         if self._fork is not None and self._fork.is_here:
             os._exit(1)
 

@@ -1,4 +1,4 @@
-"""Compiles the backward of a graph beside its forward, in a process forked from this one.
+"""Compiles the backward of a graph next to its forward, in a process forked from this one.
 
 AOTAutograd has both graphs before either is compiled, and compiles the forward first. The fork takes it for compiled,
 so that it comes to the backward at once, and sends what Inductor makes of it: a wrapper's source and a few figures, as
@@ -63,7 +63,7 @@ class Fork:
 
         Args:
             size: as many bytes; all where negative.
-            times: how long it may take, beside a fixed time, in times of what it has had up to now.
+            times: how long it may take, next to a fixed time, in times of what it has had up to now.
         """
         now = time.monotonic()
         ends = now + _PATIENCE_S + times * (now - self._began)
@@ -91,7 +91,7 @@ class Beside:
     """One of Dynamo's graphs while it is compiled, the backward perhaps in a fork.
 
     Args:
-        said: returns what is said of the compiler; a fork in which anything more is said is not taken.
+        said: returns the lines about the compiler; a fork that adds a line is not taken.
     """
 
     def __init__(self, said: Callable[[], object]) -> None:
@@ -111,7 +111,7 @@ class Beside:
             self._fork.end()
 
     def forks(self, graph: Any, inputs: Sequence[Any], options: dict[str, Any]) -> bool:
-        """Fork where that pays before a forward is compiled; True in the fork, which goes on without.
+        """Fork where that pays before a forward is compiled; True in the fork, which continues without.
 
         Args:
             graph: the forward.
@@ -175,7 +175,7 @@ _compiling: list[Beside] = []
 
 
 def compiled(usual: Callable[..., Any], graph: Any, inputs: Sequence[Any], *args: Any, **options: Any) -> Any:
-    """Have Inductor compile a graph (`fx_codegen_and_compile`), a backward perhaps beside its forward."""
+    """Have Inductor compile a graph (`fx_codegen_and_compile`), a backward perhaps next to its forward."""
 
     def compile_() -> Any:
         return usual(graph, inputs, *args, **options)
@@ -186,12 +186,12 @@ def compiled(usual: Callable[..., Any], graph: Any, inputs: Sequence[Any], *args
 
 
 def is_fork() -> bool:
-    """Return whether this process compiles beside another one, and nothing is called in it."""
+    """Return whether this process compiles next to another one, and nothing is called in it."""
     return bool(_forked)
 
 
 def can_fork() -> bool:
-    """Return whether there is a processor for a fork, and no other thread but those that live beside a program.
+    """Return whether there is a processor for a fork, and no other thread but those that live next to a program.
 
     These (tqdm's, torch's own) hardly ever hold a lock; a fork that waits for one is not waited for.
     """

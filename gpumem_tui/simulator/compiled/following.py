@@ -42,7 +42,7 @@ from gpumem_tui.text import minor_of
 _BACKENDS = ("inductor", "aot_eager", "eager", "aot_eager_decomp_partition", "cudagraphs")
 _PACKAGE = Path(__file__).parents[2]
 _COMPILED = _PACKAGE / "run" / "replacements.py"
-"""What stands in the place of a user's code, and is compiled with it; so are the networks of `workload`."""
+"""Code that replaces a user's, and is compiled with it; so are the networks of `workload`."""
 _OURS = frozenset(
     str(file) for room in ("simulator", "step", "run") for file in (_PACKAGE / room).rglob("*.py") if file != _COMPILED
 )
@@ -58,7 +58,7 @@ def follow_compiler(
     Args:
         notes: gets a line of what was compiled, or why it was not, each as a key.
         begins: called with the number of a graph, from 1, before it is compiled.
-        alone: no other run is traced beside this one, so that a processor is free to compile ahead.
+        alone: no other run is traced next to this one, so that a processor is free to compile ahead.
 
     Returns:
         what it compiles, from then on.
@@ -155,7 +155,7 @@ def _when_called(function: Callable[..., Any], compile_now: Callable[[], Any]) -
 
 
 _told: list[Followed] = []
-"""What the process compiles: of one program, perhaps run several times."""
+"""The compilations of the process: of one program, perhaps run several times."""
 
 
 def forget() -> None:
@@ -289,12 +289,12 @@ def _hiding(compiled: Any, function: Any, followed: Followed, ahead: Ahead, fail
 
 
 def _failed(error: Exception) -> str:
-    """Return what is said of an error that a compiler stops with."""
+    """Return the line for an error that a compiler stops with."""
     return f"the compiler stopped with {_in_short(error)}, as it may on a GPU, where that ends the program"
 
 
 def _in_short(error: Exception) -> str:
-    """Return the first sentence of an error of Dynamo's, which goes on over many lines."""
+    """Return the first sentence of an error of Dynamo's, which continues over many lines."""
     cause = getattr(error, "inner_exception", None) or error
     return f"{named(cause)}: {str(cause).strip().partition(chr(10))[0]}"
 

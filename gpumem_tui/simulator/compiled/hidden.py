@@ -34,7 +34,7 @@ CALL = (
     "torch.nn.modules.module.Module.__call__", "torch.utils.checkpoint.checkpoint",
     "torch.nn.functional.cross_entropy",
 )  # fmt: skip
-"""What is replaced around a program's code, and would be compiled into it."""
+"""Replacements around a program's code that would be compiled into it."""
 _inside = threading.local()
 
 

@@ -1,7 +1,7 @@
 """Makes torch's Inductor compile for the simulated GPU: its passes, buffers and wrapper, and no kernel.
 
-Inductor takes device types by the interfaces that other vendors' devices use. What needs a device that computes, as
-patterns made of real tensors and benchmarks, is replaced; what a benchmark decides on a GPU follows a rule here.
+Inductor takes device types by the interfaces that other vendors' devices use. Parts that need a device that computes,
+such as patterns of real tensors and benchmarks, are replaced; a benchmark's choice follows a rule here.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _LEFT_OUT = {
     "max_autotune": "traced without autotuned kernels, some of which take workspaces",
     "max_autotune_gemm": "traced without autotuned products, some of which take workspaces",
 }
-"""What of these changes memory, and is not held against a GPU."""
+"""Settings of these that change memory, and are not held against a GPU."""
 
 _SINCE: dict[str, tuple[int, int]] = {
     "reorder_for_peak_memory": (2, 6),
@@ -146,7 +146,7 @@ def _interface(base: Any) -> type:
 
 
 def _overrides(module: Any) -> Any:
-    """Return what a wrapper says about its device: CUDA's words, without what starts CUDA."""
+    """Return what a wrapper states of its device: CUDA's words, without what starts CUDA."""
 
     class SimulatedOverrides(module.CUDADeviceOpOverrides):  # type: ignore[misc]
         def import_get_raw_stream_as(self, name: str) -> str:
@@ -251,7 +251,7 @@ def _graphed(call: Callable[[list[Any]], Any], static_input_idxs: Sequence[int] 
     """Have a compiled graph take what a CUDA graph of it would: from a pool of its own, with copies of its inputs.
 
     `cudagraph_trees` in torch/_inductor runs it once to warm up and captures it in the same pool; what parameters and
-    saved activations hold (static inputs) is not copied. What follows is a replay, whose buffers lie where they were.
+    saved activations hold (static inputs) is not copied. The rest is a replay, whose buffers lie where they were.
     """
     static, captured = frozenset(static_input_idxs), False
 

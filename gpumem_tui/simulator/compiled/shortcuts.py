@@ -1,6 +1,6 @@
 """Leaves out of Inductor's work what only the sources of kernels need, and what is found out again and again.
 
-Each shortcut comes to the result that Inductor comes to; where a torch lacks what it stands on, or a kernel is of
+Each shortcut comes to the result that Inductor comes to; where a torch lacks what it builds on, or a kernel is of
 another kind, Inductor goes its own way.
 """
 
@@ -107,7 +107,7 @@ def _follow_accesses(kernel: Any, node: Any, kinds: Any, graph: Any, stored: set
 
 
 class _Template:
-    """Stands for a template of a kernel's source, which takes as long to read as a graph to lower, until one is used.
+    """Stand-in for a template of a kernel's source, which takes as long to read as a graph to lower, until one is used.
 
     Args:
         read: reads it.
@@ -128,7 +128,7 @@ def _templates_when_used() -> None:
     replace(templates, "_template_from_string", later)
 
 
-# What is asked of sizes that are numbers
+# Questions about sizes that are numbers
 
 
 def _no_symbols() -> None:
@@ -214,7 +214,7 @@ def _what_is_there() -> None:
 def _attention_of_products() -> None:
     """Have patterns of attention made once a graph has products of batches, as all of them have: tracing them is long.
 
-    A graph has none where attention is one operator, or there is none.
+    A graph has none where attention is one operator, or none exists.
     """
     attention, joint, inner = (
         _module(name) for name in ("fx_passes.fuse_attention", "fx_passes.joint_graph", "compile_fx")
@@ -234,7 +234,7 @@ def _attention_of_products() -> None:
     replace(inner, "joint_graph_passes", passed)
 
 
-# What is made for caches
+# Work for caches
 
 
 def _no_caches() -> None:

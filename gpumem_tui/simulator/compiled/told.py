@@ -1,4 +1,4 @@
-"""What of a program is compiled, and the lines that say so."""
+"""The compiled parts of a program, and the lines that report them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOTHING = "torch.compile: nothing was compiled"
 
 
 class Followed:
-    """What a program compiles, and the lines that report it.
+    """A program's compilations, and the lines that report them.
 
     Args:
         notes: gets the lines, each as a key, the latest figures only.
@@ -53,7 +53,7 @@ class Followed:
         return self._graphs > 0 or self.is_estimate
 
     def lines(self) -> tuple[str, ...]:
-        """Return what was said up to now."""
+        """Return the lines so far."""
         return tuple(self._notes)
 
     def unsure(self, asked: str, gpu: Gpu) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Inductor's wrapper is a Python function: `empty_strided` for a buffer, `del` at its last use, a call of a library's
 function (`extern_kernels.mm(..., out=buf3)`) or of a kernel of its own between. Torch's own functions run on tensors
-without data; of kernels only what is allocated for them matters, and that stands in the wrapper.
+without data; of kernels only what is allocated for them matters, and that is in the wrapper.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _graphs = itertools.count(1)
 
 
 class _Nothing:
-    """A kernel, or whatever else is compiled for a device: called, it does nothing."""
+    """A kernel, or anything else that is compiled for a device: called, it does nothing."""
 
     def run(self, *_: Any, **__: Any) -> None:
         """Launch nothing."""
@@ -37,7 +37,7 @@ class _Nothing:
 
 
 class _Kernels:
-    """Stands for Inductor's `AsyncCompile`, which compiles the sources of kernels."""
+    """Stand-in for Inductor's `AsyncCompile`, which compiles the sources of kernels."""
 
     def wait(self, _scope: Any) -> None:
         """Wait for nothing."""
@@ -53,7 +53,7 @@ def _reinterpreted(tensor: torch.Tensor, size: Any, stride: Any, offset: int) ->
 
 @dataclass(frozen=True)
 class Wrapper:
-    """What Inductor writes for a graph, here or in another process.
+    """The code that Inductor writes for a graph, here or in another process.
 
     Attributes:
         source: Python.
@@ -121,7 +121,7 @@ def _in_order(nodes: Iterable[Any]) -> list[Site]:
 
 
 def own_line(node: Any) -> Site | None:
-    """Return the innermost line of the program's own that a node stands for, as `SiteFinder` names one."""
+    """Return the innermost line of the program's own that a node represents, as `SiteFinder` names one."""
     for path, number, function in reversed(_FRAME.findall(getattr(node, "stack_trace", None) or "")):
         if is_own(path):
             target = str(node.meta.get("original_aten") or node.target).rpartition(".")[0]

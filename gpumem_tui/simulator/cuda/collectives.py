@@ -1,7 +1,7 @@
-"""What collectives answer where every rank holds what rank 0 holds.
+"""Answers of collectives where every rank holds what rank 0 holds.
 
 The `fake` process group copies what it can between tensors with values and leaves sums as they are; tensors of the
-simulated device it never sees. Here the results follow for both, as far as values are known (see `values`), since
+simulated device it never sees. Here the results follow for both, as far as there are values (see `values`), since
 programs take lengths and counts from them.
 """
 
@@ -145,13 +145,14 @@ def _in_a_row(given: _Arguments) -> torch.Tensor | None:
 
 
 _stashed: list[tuple[int, int, list[torch.Tensor]]] = []
-"""What collectives keep whose work nobody has waited for, how many phases had begun and what the GPU was given then."""
+"""Tensors kept by collectives that nobody has waited for, how many phases had begun and the GPU's work by then."""
 
 
 def _stash(given: _Arguments, *, is_waited_for: bool) -> list[torch.Tensor]:
     """Keep the tensors of a collective until its work is waited for; if only its future is, a phase or more.
 
-    Instead of recording streams, PyTorch keeps them since 2.8. What was not waited for is let go by the next collective
+    Instead of recording streams, PyTorch keeps them since 2.8. Work that was not waited for is let go by the next
+    collective
     after a side thread, which looks ten times a second, has found it ended: not in the same phase, nor while the GPU
     may be behind a program that does not wait for it (`TensorShelf` and `shelvesToUnstash_` of
     torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, #148590).

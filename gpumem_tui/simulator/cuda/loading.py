@@ -37,7 +37,7 @@ class Loading:
         self._thread = threading.local()
         self._mapped: set[str] = set()
         self._map: Any = None
-        """Where the program says that what is being loaded goes."""
+        """Where the program states that what is being loaded goes."""
 
     def load(self, load: Callable[..., Any], f: Any, *args: Any, **kwargs: Any) -> Any:
         """Do as `torch.load`; large files are mapped, where their format allows."""
@@ -113,7 +113,7 @@ class Loading:
 def load_script(load: Callable[..., Any], f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Do as `torch.jit.load`, whose C++ knows no simulated device: a network for the GPU is loaded for the host first.
 
-    Without a `map_location` that is one which was saved on a GPU: it cannot be loaded where there is none.
+    Without a `map_location` that is one which was saved on a GPU: it cannot be loaded if missing.
     """
     if map_location is not None:
         if torch.device(map_location).type != "cuda":

@@ -43,7 +43,7 @@ def simulated(device: Any) -> Any:
     """Return the simulated device for one that names CUDA; anything else as it is.
 
     Raises:
-        RuntimeError: this process has no such GPU, as CUDA says it, or it is another rank's.
+        RuntimeError: this process has no such GPU, as CUDA states it, or it is another rank's.
     """
     kind = type(device)
     if kind is str:
@@ -82,7 +82,7 @@ def device_of(tensor: torch.Tensor) -> torch.device:
 
 
 def is_here(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor lies on the simulated device, by what C++ knows of it."""
+    """Return whether a tensor is on the simulated device, by what C++ knows of it."""
     device = fake_device_of(tensor) or device_of(tensor)
     return bool(device.type == DEVICE_TYPE)
 
@@ -132,7 +132,7 @@ def _set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
 
 
 def text_of(tensor: torch.Tensor) -> str:
-    """Write a tensor as torch does; with the values where they are known, and none where there would be many."""
+    """Write a tensor as torch does; with the values if known, and none where there would be many."""
     with torch._C.DisableTorchFunction():
         if not is_here(tensor):
             return str(torch._tensor_str._str(tensor))
@@ -188,7 +188,7 @@ _TENSORS_OF = {
     **{getattr(torch.Tensor, name): 1 for name in _READS},
     **{getattr(torch.Tensor, name): None for name in _STEPS_OF_LOADERS},
 }
-"""What data loaders do with many small tensors of the host, and what makes nothing on the device of such tensors: by
+"""Functions that data loaders call on many small host tensors, and that make nothing on the device of them: by
 function how many of its arguments are to be looked at, None for all."""
 
 _OF_HOST = frozenset((torch.Tensor, int, float, bool))
@@ -207,7 +207,7 @@ class CudaNames(TorchFunctionMode):
         special = _SPECIAL.get(func)
         if special is not None:
             return special(*args, **(kwargs or {}))
-        if func is _from_numpy:  # a loader's, by the thousand: an array lies on the host
+        if func is _from_numpy:  # a loader's, by the thousand: an array is on the host
             with _WithoutDispatch():
                 return func(*args)
         if func in _TENSORS_OF and not kwargs:
@@ -262,12 +262,12 @@ def _shape_in(args: tuple[Any, ...]) -> tuple[int, ...] | None:
 
 
 class CudaGenerator(torch.Generator):
-    """A generator that says to be the GPU's; operators on the device draw nothing from it."""
+    """A generator that claims to be the GPU's; operators on the device draw nothing from it."""
 
     on_gpu: bool
 
     def __new__(cls, device: Any = "cpu") -> CudaGenerator:
-        """Make one for the host, whatever device it says to be of."""
+        """Make one for the host, also if another device is asked for."""
         on_gpu = simulated(device) is not device
         made = super().__new__(cls, device="cpu" if on_gpu else device)  # type: ignore[call-arg]
         made.on_gpu = on_gpu
@@ -352,7 +352,7 @@ def _tensor_address(tensor: torch.Tensor) -> int:
 
 
 class _DefaultType:
-    """The type of tensors that nothing else is said of, which may be one of the GPU's."""
+    """The type of tensors without an explicit type, which may be one of the GPU's."""
 
     def __init__(self) -> None:
         self._set, self._make = torch.set_default_tensor_type, torch.Tensor.__new__
@@ -370,7 +370,7 @@ class _DefaultType:
         torch.set_default_device("cuda")
 
     def make(self, kind: type[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-        """Do as ``torch.Tensor(…)``, which makes one of the default type, whatever the default device is."""
+        """Do as ``torch.Tensor(…)``, which makes one of the default type, not on the default device."""
         if not self._is_on_gpu or kwargs:
             return self._make(kind, *args, **kwargs)
         shape, device = _shape_in(args), torch.device(DEVICE_TYPE, 0)

@@ -1,4 +1,4 @@
-"""Pickles of tensors without data: how they look, in which storage, and their values where these are known.
+"""Pickles of tensors without data: how they look, in which storage, and their values if known.
 
 On the device as on the host, where a large model that is still to be moved has no data either (see `device.host`).
 """
@@ -45,7 +45,7 @@ class _Storage:
         return _storage, (self.size_bytes, self.place)
 
     def tensor(self, view: StorageView) -> torch.Tensor:
-        """Make a tensor that lies so in the storage, which is made for the first one."""
+        """Make a tensor that is so laid out in the storage, which is made for the first one."""
         storage = self.alive()
         if storage is None:
             if self._made is None:
@@ -118,7 +118,7 @@ def _follow_processes(replacements: Replacements, reduce: Callable[[nn.Parameter
 
 
 def _follow_types(replacements: Replacements) -> None:
-    """Have the class of tensors without data be pickled as that which it stands for."""
+    """Have the class of tensors without data be pickled as that which it represents."""
     import copyreg
 
     kind: Any = type(torch.Tensor)

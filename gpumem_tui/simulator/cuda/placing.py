@@ -1,4 +1,4 @@
-"""What a rank puts on GPU 0 before it has said which GPU is its own: every other rank of the machine does so too.
+"""Memory that a rank puts on GPU 0 before it has chosen its own GPU, as every other rank of the machine does.
 
 ``.cuda()`` and ``device="cuda"`` mean the current device, which is GPU 0 until `torch.cuda.set_device`. `torch.load`
 without ``map_location`` puts tensors where they were saved. Each rank then opens a CUDA context on GPU 0.
@@ -73,4 +73,4 @@ class Placing:
 
 
 placing = Placing()
-"""Of the rank that is followed in this process."""
+"""The placing of the rank that this process follows."""

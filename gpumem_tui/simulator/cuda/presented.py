@@ -1,4 +1,4 @@
-"""Presents the simulated GPU as CUDA: whatever a program asks of ``cuda`` gets the answer of that GPU.
+"""Presents the simulated GPU as CUDA: everything that a program asks of ``cuda`` gets the answer of that GPU.
 
 Programs name their device ("cuda", `torch.cuda`, `tensor.is_cuda`), so the simulated one must bear CUDA's name for
 them. For torch's C++ core it remains a device type of its own (see `device`); the two names are exchanged where Python
@@ -40,7 +40,8 @@ from gpumem_tui.step.phases import in_backward
 
 _CUDA_VERSION, _NCCL_VERSION = "12.8", (2, 27, 5)
 _CUDNN_VERSION = 91002
-"""What the CUDA wheels of torch 2.10 were built with; answered by a build without CUDA, whose own answer is none."""
+"""The compute capabilities that the CUDA wheels of torch 2.10 were built with; answered by a build without CUDA, whose
+own answer is none."""
 
 _CUDNN_BENCHMARK_LIMIT = 10
 """torch's default (`benchmark_limit_cudnn` in aten/src/ATen/Context.h)."""
@@ -48,7 +49,7 @@ _CUDNN_BENCHMARK_LIMIT = 10
 
 @contextmanager
 def presented_as_cuda(gpu: SimulatedGpu, devices: int = 1, rank: int = 0) -> Iterator[None]:
-    """Have the simulated device answer to CUDA's name within the context, which lies within `simulate(gpu)`.
+    """Have the simulated device answer to CUDA's name within the context, which is within `simulate(gpu)`.
 
     Args:
         gpu: the simulated GPU.
@@ -78,7 +79,7 @@ def presented_as_cuda(gpu: SimulatedGpu, devices: int = 1, rank: int = 0) -> Ite
         backend.devices, backend.rank = before, 0
 
 
-# What `torch.cuda` and the libraries beside it answer
+# Answers of `torch.cuda` and the libraries around it
 
 
 def _answer_for_cuda(replacements: Replacements, gpu: SimulatedGpu) -> None:
@@ -142,7 +143,7 @@ class _Guard(nullcontext[None]):
 
 
 def _answer_for_runtime(replacements: Replacements) -> None:
-    """Answer below and beside `torch.cuda`'s memory figures; a build without CUDA lacks these, others initialize it."""
+    """Answer the functions around `torch.cuda`'s memory figures; a CPU build lacks them, others initialize CUDA."""
     internals: Any = torch._C
     cuda: Any = torch.cuda
     below: dict[str, Any] = {
@@ -313,11 +314,11 @@ def _follow_devices_in_python(replacements: Replacements, gpu: SimulatedGpu) -> 
     replacements.set(torch.Tensor, "nested_int_memo", property(known_length))
 
 
-# What programs ask of fake tensors. They find none on the simulated device, as none would be on a GPU.
+# Questions of programs about fake tensors. They find none on the simulated device, as none would be on a GPU.
 
 
 class _OthersOnly(type):
-    """Says of a tensor on the simulated device that it is no instance; else answers as `FakeTensor` does."""
+    """Reports a tensor on the simulated device as no instance; else answers as `FakeTensor` does."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, FakeTensor) and not isinstance(instance.fake_mode, DeviceMode)

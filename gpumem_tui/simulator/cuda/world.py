@@ -1,7 +1,7 @@
 """A world of several ranks of which only one exists: collectives do nothing, memory is real.
 
-PyTorch's own `fake` process group answers every collective at once, as if all ranks held what this one holds. What
-reads results back from a collective, and so would wait or see other values, is answered here.
+PyTorch's own `fake` process group answers every collective at once, as if all ranks held what this one holds. Functions
+that read results back from a collective, and so would wait or see other values, are answered here.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _answer_once() -> None:
 
 
 def _done(given: int, result: Any = None, *_: Any) -> Any:
-    """Return what a collective gives on tensors without data, of which torch says nothing, up to 2.10 of hardly any.
+    """Return what a collective gives on tensors without data, of which torch gives nothing, up to 2.10 of hardly any.
 
     Args:
         given: how much it gives: nothing, that it is done, or its first argument before that.
@@ -132,7 +132,7 @@ def _rendezvous(
     """Return the rendezvous of ranks, of which the `followed` one is alone.
 
     Raises:
-        ValueError: neither the call nor the environment says how many ranks there are.
+        ValueError: neither the call nor the environment shows how many ranks there are.
     """
     query = parse_qs(urlparse(url).query)
 
@@ -153,7 +153,7 @@ def _rendezvous(
 
 
 class _NcclGroup:
-    """Stands for `ProcessGroupNCCL` in a build without NCCL; its options change nothing here."""
+    """Stand-in for `ProcessGroupNCCL` in a build without NCCL; its options change nothing here."""
 
     class Options:
         def __init__(self, *_: object, **__: object) -> None:

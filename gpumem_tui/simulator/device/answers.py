@@ -1,4 +1,4 @@
-"""What operators answered, so that fake tensors need not work out again what thirty equal layers ask alike."""
+"""A cache of operators' answers, so that fake tensors need not work out again what thirty equal layers ask alike."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _warn_of_address: Any = torch._C._set_warn_deprecated_on_mutable_data_ptr
 Key = tuple[Any, ...]
 
 MISS: Any = object()
-"""Stands where the answer of a call does not follow from its key, or is not known yet."""
+"""Marks the place of a call's answer, which does not follow from its key, or is not known yet."""
 
 
 _Answer = int | tuple[int, StorageView]
-"""The position of an argument that is given back itself, as operators that work in place do; or how the result lies in
+"""The position of an argument that is returned itself, as in-place operators do; or the result's layout in
 the storage of the argument at a position, -1 for a storage of its own."""
 
 
@@ -47,7 +47,7 @@ class Answers:
         self._mode = mode
         self._known: dict[Key, tuple[type, tuple[_Answer, ...]] | None] = {}
         self._attributes: dict[str, Any] = {}
-        """What a fresh fake tensor of this mode has in its dictionary."""
+        """The dictionary of a fresh fake tensor of this mode."""
 
     @cached_property
     def _device(self) -> torch.device:
@@ -109,7 +109,7 @@ class Answers:
             elif from_host and isinstance(value, torch.Tensor) and is_plain(value):
                 parts += ("host", value.dtype, value.shape, value.stride())
             elif isinstance(value, _VALUES):
-                parts += (kind, value)  # 1, 1.0 and True are equal, and not the same to an operator
+                parts += (kind, value)  # 1, 1.0 and True are equal, but an operator treats them differently
             else:
                 return False
         return True
@@ -153,7 +153,7 @@ class Answers:
         if position < 0:
             return self.on_device(_elem(view))
         base = args[position]
-        # A view is an inference tensor if what it looks at is one, whatever mode it is made in.
+        # A view is an inference tensor if its base is one, in any mode.
         is_inference = base.is_inference()
         is_mode = is_inference is torch.is_inference_mode_enabled()
         with nullcontext() if is_mode else torch.inference_mode(is_inference):

@@ -1,4 +1,4 @@
-"""Why a program asks for a value: whether to go on, which way, or how large something is; read from its own code."""
+"""Why a program asks for a value: whether to continue, which way, or how large something is; read from its own code."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gpumem_tui.step.sites import callers, is_own
 
 _ENDS = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS")
 _LEAVING = {*dis.hasjrel, *dis.hasjabs, *(dis.opmap.get(name) for name in _ENDS)}
-"""The instructions after which code goes on elsewhere."""
+"""The instructions after which code continues elsewhere."""
 
 
 def is_checked() -> bool:
-    """Return whether the program checks values: whether a function whose name says so asks for them."""
+    """Return whether the program checks values: whether a function whose name sounds like a check asks for them."""
     return any(word in frame.f_code.co_name for frame in callers(sys._getframe(1)) for word in ("valid", "check"))
 
 

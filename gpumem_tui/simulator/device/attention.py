@@ -26,7 +26,8 @@ ASKED_FOR: dict[str, Kernel] = {
 """By name of torch's C++ what is asked whether a kernel serves."""
 _HALF = (torch.float16, torch.bfloat16)
 _BIAS_ALIGNMENT = 8
-"""What the efficient kernel wants every stride of a bias to be a multiple of (attention.cpp, `preprocess_mask`)."""
+"""The number of which the efficient kernel wants every stride of a bias to be a multiple (attention.cpp,
+`preprocess_mask`)."""
 _SIXTEENTHS_SINCE = (2, 12)
 """cuDNN's kernel has dropout in steps of 1/16, and serves no other since pytorch/pytorch#174245, of February 2026."""
 _state = threading.local()

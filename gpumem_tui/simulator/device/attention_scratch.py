@@ -19,7 +19,7 @@ FLASH_ROWS = 128
 _RANDOM_STATE_BYTES = 16
 
 _CUDNN_PLAN_BYTES = 256
-"""What a plan of cuDNN's takes beside what its frontend asks for: 256 bytes in each call that was recorded on an H200
+"""Memory of a cuDNN plan besides its frontend's request: 256 bytes in each call that was recorded on an H200
 (torch 2.11, cuDNN 9.19), forward and backward, in fp16 and bf16, 64 and 128 wide, causal or not, with dropout or not,
 of 128 to 1,024 tokens, 197 among them."""
 
@@ -72,7 +72,7 @@ def flash_backward(args: Sequence[Any], _profile: Profile) -> list[Buffer]:
 
 
 def flash_backward_of_rows(args: Sequence[Any], profile: Profile) -> list[Buffer]:
-    """Take the same where tokens come before heads; of sequences one after the other each is padded to 128 rows.
+    """Take the scratch where tokens come before heads; of sequences one after the other each is padded to 128 rows.
 
     aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, `mha_varlen_bwd`. Arguments are grad_out, query,
     key, value, out, logsumexp, cum_seq_q, ….
@@ -150,7 +150,7 @@ def efficient_backward(args: Sequence[Any], profile: Profile) -> list[Taken]:
 
 
 def efficient_backward_of_rows(args: Sequence[Any], profile: Profile) -> list[Taken]:
-    """Take the same where tokens come before heads.
+    """Take the scratch where tokens come before heads.
 
     Arguments are grad_out, query, key, value, bias, out, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
     logsumexp, dropout_p, ….

@@ -234,7 +234,7 @@ class Casts:
     def __init__(self, gpu: DeviceParts, memory: DeviceMemory) -> None:
         self._gpu, self._memory = gpu, memory
         self._expanded: tuple[int, int, str] = 0, 0, ""
-        """Of the largest copy of an expanded tensor: bytes, how many times its memory, and ``file:line``."""
+        """The largest copy of an expanded tensor: bytes, how many times its memory, and ``file:line``."""
 
         self._seen: set[tuple[int, int]] = set()
         self._again = ""

@@ -1,4 +1,4 @@
-"""What the parts of a simulated GPU know of the whole, so that none of them imports the file that puts it together."""
+"""The interface of a simulated GPU to its parts, so that none of them imports the file that puts it together."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def library(namespace: str) -> torch.library.Library:
 
 @dataclass(frozen=True, slots=True)
 class StorageView:
-    """The way in which a tensor lies in its storage; sizes are in elements."""
+    """The way in which a tensor is in its storage; sizes are in elements."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class StorageView:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> StorageView:
-        """Return how a tensor lies in its storage."""
+        """Return how a tensor is laid out in its storage."""
         return cls(tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
 
@@ -82,7 +82,7 @@ class DeviceParts(Protocol):
         """Take NCCL's buffers for the group of ranks in a collective's arguments."""
 
     def load(self, library: str) -> None:
-        """Take what a library of CUDA holds beside the allocator."""
+        """Take what a library of CUDA holds outside the allocator."""
 
     def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor], part: str = "") -> None:
         """State which bucket these tensors are, and which part of it."""

@@ -1,6 +1,6 @@
 """cuDNN's passes of a convolution: the workspace of each, and what `cudnn.benchmark` tries for it once.
 
-Which algorithm cuDNN picks was measured on Hopper (see `hopper`); elsewhere a range is known.
+Which algorithm cuDNN picks was measured on Hopper (see `hopper`); elsewhere there is a range.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ _WINOGRAD_SIDES = (3, 5)
 _WINOGRAD_OUTPUTS = 4
 """Filters that `CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD_NONFUSED` takes (the same reference, strides of 1), and the outputs
 of a tile's side, as in F(4x4, 3x3): Lavin and Gray 2015, Fast Algorithms for Convolutional Neural Networks. VGG-16 with
-128 images was measured to hold 7.0 to 7.3 GiB more than it reserves without workspaces (itu-rad/GPUMemNet, benchmark
-mode and not, the same); the tiles of its second convolution are 6.9 GiB so. Where they do not apply, as to the first
-convolution of a ResNet (7 x 7, strides of 2), its totals ask for what an explicit product takes of every patch, beside
-copies. On V100s, in fp32, detectors were measured to take 0.3 to 0.6 GB more than without workspaces, and the tiles of
-their convolution of proposals are 0.3 to 0.6 GB (detectron2's MODEL_ZOO.md, torch 1.3, no benchmark). Half precision
-was measured to take copies alone (see `_Convolution._unmeasured`)."""
+128 images was measured to hold 7.0 to 7.3 GiB more than it reserves without workspaces (itu-rad/GPUMemNet, with
+benchmark mode and without); the tiles of its second convolution are 6.9 GiB so. Where they do not apply, as to the
+first convolution of a ResNet (7 x 7, strides of 2), its totals ask for what an explicit product takes of every patch,
+besides copies. On V100s, in fp32, detectors were measured to take 0.3 to 0.6 GB more than without workspaces, and the
+tiles of their convolution of proposals are 0.3 to 0.6 GB (detectron2's MODEL_ZOO.md, torch 1.3, no benchmark). Half
+precision was measured to take copies alone (see `_Convolution._unmeasured`)."""
 
 _TENSOR_CORE_CHANNELS = 4
-"""Those of TF32 are padded to a multiple of it (NVIDIA, Convolutional Layers User's Guide, "Channels In And Out")."""
+"""Channels of TF32 convolutions are padded to a multiple of it (NVIDIA, Convolutional Layers User's Guide, "Channels In
+And Out")."""
 
 
 _FORWARD = ("convolution", "convolution_overrideable")
@@ -47,7 +48,7 @@ _TRANSPOSED: Mapping[Direction, Direction] = {"result": "input", "input": "resul
 
 @dataclass(frozen=True)
 class Pass:
-    """What cuDNN works out at once: a result, or the gradient of the input or of the weight.
+    """The pass of cuDNN: a result, or the gradient of the input or of the weight.
 
     Attributes:
         position: which of the operator's results it is.
@@ -158,7 +159,7 @@ class _Convolution:
         return Layer(inputs, results, kernel, max(self.stride), pads, self.groups, self.images.dtype, is_plain)
 
     def _unmeasured(self, profile: Profile) -> Workspace:
-        """Return what is known elsewhere: no workspace at least, copies or what was recorded at most.
+        """Return the range elsewhere: no workspace at least, copies or what was recorded at most.
 
         A tensor core kernel on tensors in NCHW order works on copies of them in NHWC order: a half precision
         convolution of 256 to 256 channels was measured to reserve its input and output a second time
@@ -180,11 +181,11 @@ class _Convolution:
         return Workspace(most=copies if converts else 0, copied=copies, chosen=chosen_bytes)
 
     def _chosen_bytes(self, copies_bytes: int) -> int:
-        """Return the workspace of an algorithm that trades memory for speed, in fp32; 0 where there is none.
+        """Return the workspace of an algorithm that trades memory for speed, in fp32; 0 if missing.
 
         Winograd's tiles of input, output and filters. Else the transforms of whole images in a power of two of pixels,
         half of each by symmetry: Mathieu, Henaff and LeCun 2014, Fast Training of Convolutional Networks through FFTs.
-        Else every patch of the input that a filter meets, its channels padded, beside copies of all tensors.
+        Else every patch of the input that a filter meets, its channels padded, besides copies of all tensors.
         """
         images, result = self._ends()
         if max(self.weight.shape[2:]) == 1 or len(result) > 4:

@@ -1,6 +1,6 @@
 """Values too many to be worked out for every operator, that can be once a program takes a shape or a branch from them.
 
-What makes them is kept instead: the operators, and copies of the few values at their beginning. So a detector's mask of
+The operators that make them are kept instead, with copies of the few values at their beginning. So a detector's mask of
 every anchor in every known box costs nothing until it is asked how many are in one.
 """
 
@@ -16,13 +16,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 MOST_ELEMENTS = 1 << 25
-"""Of a tensor whose making is kept: as float32 128 MiB, on which one operator takes some 0.05 s."""
+"""Elements of the largest tensor whose making is kept: as float32 128 MiB, on which one operator takes about 0.05 s."""
 
 _MOST_BYTES = 2 << 30
-"""Of all that is worked out at once."""
+"""Most bytes that are worked out at once."""
 
 _MOST_REFERRED_BYTES = 1 << 29
-"""Of host tensors that are kept for their values."""
+"""Most bytes of host tensors that are kept for their values."""
 
 _MOST_OPERATORS = 64
 """One after another, as a buffer that every step adds to would otherwise keep all of them."""
@@ -68,7 +68,7 @@ class Deferred:
 
 
 Content = Callable[[torch.Tensor], object]
-"""Tells what is known of the storage of a tensor on the device."""
+"""Tells what we know about the storage of a tensor on the device."""
 
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 """Runs an operator on host tensors."""

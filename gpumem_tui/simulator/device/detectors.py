@@ -27,8 +27,8 @@ _SHARES = {
     ("detectron2.modeling.roi_heads.fast_rcnn", "box_reg_loss"): 1 / 4,
 }
 """By module (its beginning) and function ("" for every one) the share that is kept; elsewhere all. Each object has one
-best anchor. Samplers ask for what lies on objects, then for the rest: half each suffices for either. A pyramid has
-four levels; of what was sampled for the second stage a quarter lies on objects at most (`POSITIVE_FRACTION`)."""
+best anchor. Samplers ask for what is on objects, then for the rest: half each suffices for either. A pyramid has
+four levels; of what was sampled for the second stage a quarter is on objects at most (`POSITIVE_FRACTION`)."""
 
 
 class Kept(NamedTuple):

@@ -34,14 +34,14 @@ _PAGED = (
 
 
 class _NoKernel:
-    """A function of the library, whose types may be set as those of `ctypes`; it says that it succeeded."""
+    """A function of the library, whose types may be set as those of `ctypes`; it states that it succeeded."""
 
     def __call__(self, *_: Any) -> int:
         return 0
 
 
 class _NoLibrary:
-    """What `bitsandbytes.cextension.lib` is on CUDA."""
+    """The operator `bitsandbytes.cextension.lib` is on CUDA."""
 
     compiled_with_cuda = True
 
@@ -112,7 +112,7 @@ def _with_paged(current: Callable[[], DeviceParts], functional: ModuleType) -> N
 def _quantized_by_rows(
     current: Callable[[], DeviceParts], values: torch.Tensor, threshold: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor, Any]:
-    """Quantize each row, as the operator does, with as many outliers as `NOTE` says."""
+    """Quantize each row, as the operator does, with as many outliers as `NOTE` states."""
     columns = values.shape[-1]
     scales = values.new_empty(values.numel() // columns, dtype=torch.float32)
     made = values.new_empty(values.shape, dtype=torch.int8)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 _MOST_SECONDS = 2.0
-"""To wait where something else keeps a pass, which nothing is known to do."""
+"""To wait where something else keeps a pass, which nothing we know of does."""
 
 
 class _Witness:

@@ -62,7 +62,7 @@ class SimulatedGpu:
         limit_bytes: a cap on reserved bytes, as `set_per_process_memory_fraction` sets one; None for none.
         unlimited: trace what a step would need: at other batch sizes too, so buffers that kernels take only from some
             size on are recorded, empty, where they are not taken; and never run out of memory, but for `ooms`.
-        ooms: how often an unlimited one runs out of memory all the same, where the real one ends, before it has no end;
+        ooms: how often an unlimited one runs out of memory anyway, where the real one ends, before it has no end;
             None: each time.
         on_backward_error: called with an error in backward other than out-of-memory, just before it ends the process
             (see `DeviceMemory.raise_if_full`).
@@ -131,7 +131,7 @@ class SimulatedGpu:
             self._hold_context()
 
     def load(self, library: str) -> None:
-        """Take what a library of CUDA holds beside the allocator, once; a CUDA graph each time."""
+        """Take what a library of CUDA holds outside the allocator, once; a CUDA graph each time."""
         if library == CUDA_GRAPH or library not in self._libraries:
             self._libraries.append(library)
             self._hold_context()
@@ -236,7 +236,7 @@ _ALWAYS: dict[str, Any] = {
     **dict.fromkeys(("set_rng_state", "set_rng_state_all", "empty_host_cache", "ipc_collect"), None),
     **dict.fromkeys(("reset_accumulated_memory_stats", "set_per_process_memory_fraction", "set_device"), None),
 }
-"""What these functions answer whatever they are asked: there is one device, no driver, and no value is computed."""
+"""Constant answers of these functions: there is one device, no driver, and no value is computed."""
 
 _STATISTICS = {
     "memory_allocated": "allocated_bytes",
@@ -319,7 +319,7 @@ class Backend:
 
     def synchronize(self, *_: object, **__: object) -> None:
         """Wait for what the GPU was given."""
-        if self.current is not None:  # torch's profiler asks whatever device is registered
+        if self.current is not None:  # torch's profiler asks every registered device
             self.current.streams.synchronize()
 
     def get_device_properties(self, *_: object, **__: object) -> SimpleNamespace:

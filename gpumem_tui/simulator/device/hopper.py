@@ -2,11 +2,11 @@
 
 Measured on an H200 with torch 2.11 and cuDNN 9.19, layer by layer (`tests/recordings/h200/convolutions.csv`: VGG-16,
 ResNet-18 and -50, a Mask R-CNN, a 3-D U-Net; fp32 by TF32 and 16 bits, NCHW and channels-last, 2 to 128 images, with
-`cudnn.benchmark` and without, which settle on the same). Its kernels for tensor cores work on tensors in NHWC order:
+`cudnn.benchmark` and without, which settle on equal ones). Its kernels for tensor cores work on tensors in NHWC order:
 
-- Tensors in NCHW order are copied, each that does not lie the same in both: input, weight, result. So `forward`, the
+- Tensors in NCHW order are copied, each whose layout differs between the two: input, weight, result. So `forward`, the
   input's gradient and the weight's gradient take the sum of the three each, to 300 bytes.
-- Of a pointwise convolution without strides the channels are rows of a matrix as they lie, if a row is of whole 16
+- In a pointwise convolution without strides the channels are rows of a matrix already, if a row is of whole 16
   bytes, or of 8 in 16 bits and for the weight's gradient: nothing is copied, and the weight's gradient is worked out
   image by image, in fp32, and then added up.
 - The weight's gradient is worked out in parts by as many thread blocks as there are multiprocessors, each on a tile of
@@ -28,7 +28,7 @@ from gpumem_tui.simulator.allocator.profile import Profile
 from gpumem_tui.simulator.allocator.rules import Workspace
 
 Direction = Literal["result", "input", "weight"]
-"""What a pass works out: the result, or the gradient of the input or of the weight."""
+"""The output of a pass: the result, or the gradient of the input or of the weight."""
 
 Knowledge = Literal["measured", "bounded", "unknown"]
 
@@ -44,13 +44,13 @@ _TILES_BESIDE = 2
 
 _ROWS_A_PART = {torch.float32: 784}
 _ROWS_A_PART_IN_HALVES = 3800
-"""Of result pixels that a part of a weight's gradient is of, at least (6,272 of 8 images in 7 to 9, 50,176 in 13)."""
+"""Result pixels of one part of a weight's gradient, at least (6,272 of 8 images in 7 to 9, 50,176 in 13)."""
 
 _FEW_CHANNELS = 4
 _WIDE = 256
 _MANY_PIXELS = 8192
-"""Of an image, of which a weight's gradient of one tile is not worked out image by image: 13,600 and more were measured
-so, 3,400 and fewer not."""
+"""Pixels of an image from which a one-tile weight's gradient is not worked out image by image: 13,600 and more were
+measured so, 3,400 and fewer not."""
 
 _MANY_ROWS = 100_000
 """Result pixels of 64 channels from which on they are copied: 200,704 and more were measured to be, 50,176 were not."""
@@ -68,7 +68,7 @@ def is_measured(profile: Profile, images: torch.Tensor) -> bool:
 
     Wheels of the same torch for CUDA 12 bring an older cuDNN, which was not.
 
-    Those of one dimension were not: totals of an H100 (milabench's Whisper, torch 2.6) ask for 1.5 copies.
+    Convolutions of one dimension were not: totals of an H100 (milabench's Whisper, torch 2.6) ask for 1.5 copies.
     """
     if profile.compute_capability != _CAPABILITY or profile.cudnn < _MEASURED_CUDNN:
         return False
@@ -96,7 +96,7 @@ class Layer:
     """Whether the tensors are in NCHW order."""
 
     def workspace(self, direction: Direction, profile: Profile) -> tuple[Knowledge, Workspace]:
-        """Return what is known of a pass's workspace, and its sizes but for what a benchmark tries."""
+        """Return what we know about a pass's workspace, and its sizes but for what a benchmark tries."""
         knowledge, sizes = (self._as_matrix if self._is_matrix(direction) else self._as_copies)(direction, profile)
         if self.groups > 1:
             return "unknown", replace(sizes, least=0)
@@ -176,7 +176,7 @@ class Layer:
             sizes = self._in_parts(copies, profile)
         elif self.dtype == torch.float32:
             sizes = self._in_fp32(direction, copies, profile)
-        if math.prod(self.kernel) == 1:  # of few images as a product of what is left, or as it lies
+        if math.prod(self.kernel) == 1:  # of few images as a product of what is left, or as it is
             return "bounded", replace(sizes, least=0, most=most)
         return "measured", replace(sizes, most=most)
 
@@ -239,7 +239,7 @@ class Layer:
         few = any(shape[1] % 8 for shape in (self.inputs, self.results))
         if self.dtype in _HALVES and direction == "result" and few and self.inputs[1] > 1:
             pixels = self.results[0] * math.prod(self.results[2:]) * math.ceil(self.results[1] / _SMALL_TILE)
-            most += 4 * pixels * _SMALL_TILE  # in fp32, beside copies
+            most += 4 * pixels * _SMALL_TILE  # in fp32, besides copies
         if self.dtype != torch.float32 or len(self.inputs) != 4 or self.groups > 1 or self.stride > 2:
             return most
         of_inputs, of_results = (shape[0] * shape[1] for shape in (self.inputs, self.results))
@@ -278,4 +278,4 @@ def _most_beside(profile: Profile) -> int:
 
 
 _ALIGNMENT, _WITHOUT_COPIES = 147, 400
-"""Bytes beside copies, 16 or 147, and of what needs none, 0 to 400."""
+"""Bytes besides copies, 16 or 147, and of what needs none, 0 to 400."""

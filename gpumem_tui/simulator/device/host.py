@@ -32,7 +32,7 @@ _FACTORIES = frozenset(
         _aten.full.default, _aten.rand.default, _aten.randn.default,
     }
 )  # fmt: skip
-"""What makes a tensor of the size given by its first argument."""
+"""Functions that make a tensor of the size given by the first argument."""
 
 _COPIES = frozenset({_aten._to_copy.default, _aten.clone.default, _aten.cat.default, _aten.stack.default})
 _LIKES = frozenset(
@@ -49,7 +49,7 @@ _OFFLOADING_IN_TORCH = os.path.join("", "torch", "distributed", "fsdp", "")
 """Where engines keep weights, gradients and optimizer state on the host, which nobody else reads."""
 
 _SAVED = torch.autograd.graph.save_on_cpu.__init__.__code__.co_filename, "pack_to_cpu"
-"""What brings activations there, in as large a number as they have on the device."""
+"""Functions that copy activations to the host whole."""
 
 _FILES_OF_DATA: set[str] = set()
 _thread = threading.local()
@@ -87,7 +87,8 @@ def is_offloaded(dtype: torch.dtype | None) -> bool:
     """Return whether what makes a large tensor on the host offloads state, or activations, to it.
 
     Args:
-        dtype: the tensor's, None for torch's default. Of activations whole numbers, as indices are, keep their values.
+        dtype: the tensor's, None for torch's default. Whole numbers among activations, such as indices, keep their
+            values.
     """
     for frame in callers(sys._getframe(1)):
         path = frame.f_code.co_filename
@@ -148,6 +149,6 @@ def is_to_host(tensor: FakeTensor, kwargs: Mapping[str, Any]) -> bool:
 
 
 def holds_values(args: tuple[Any, ...]) -> bool:
-    """Return whether what is copied, the last of a copy's tensors, lies on the host."""
+    """Return whether what is copied, the last of a copy's tensors, is on the host."""
     source = [argument for argument in args[:2] if isinstance(argument, torch.Tensor)][-1]
     return not isinstance(source, FakeTensor)

@@ -24,7 +24,7 @@ from gpumem_tui.step.sites import callers
 from gpumem_tui.text import minor_of
 
 _ONE_KERNEL = ("silu_backward", "mish_backward")
-"""ops with both a composite and a CUDA kernel of their own (native_functions.yaml, `CompositeImplicitAutograd` beside
+"""ops with both a composite and a CUDA kernel of their own (native_functions.yaml, `CompositeImplicitAutograd` next to
 `CUDA`), as far as training meets them. Composed, they would ask for intermediate results that CUDA never holds."""
 
 _FUSED_STEPS = ("_fused_sgd_", "_fused_adagrad_", "_fused_adam_", "_fused_adamw_")
@@ -143,7 +143,7 @@ _SHAPES: dict[str, Callable[..., Any]] = {
     "_thnn_fused_gru_cell": _gru_cell,
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
 }
-"""What CUDA's kernels give where torch has no shape function of theirs."""
+"""Results of CUDA's kernels for which torch has no shape function."""
 
 
 def _grouped_product(args: Sequence[Any], _profile: Profile) -> torch.Tensor:
@@ -190,7 +190,8 @@ _WITHOUT_BODIES = ("aten", "prims", "gpumem_tui")
 
 
 bodies: dict[str, Callable[..., Any]] = {}
-"""What operators run on CUDA that a library does not tell torch, by name; of an overload, ``name.overload``."""
+"""Operators that run on CUDA although a library does not register them with torch, by name; of an overload,
+``name.overload``."""
 
 
 @lru_cache(None)
@@ -217,7 +218,7 @@ def _whole(op: torch._ops.OpOverload[..., Any]) -> Callable[..., Any]:
     return run
 
 
-# What the autograd engine does in place. Where a mode is active, the engine and some of its backward formulas leave
+# In-place work of the autograd engine. Where a mode is active, the engine and some of its backward formulas leave
 # their arguments alone (`isTensorSubclassLike`). On a GPU they write into a tensor that nobody else holds, so less is
 # allocated.
 
@@ -241,7 +242,7 @@ _INTO_OWN_RESULT: Mapping[str, Mapping[Any, Any]] = {
         _aten.mul.Tensor: _aten.mul_.Tensor,
     }
 }
-"""Formulas that go on in their first result, by the name of their node: `binary_cross_entropy_with_logits_backward`
+"""Formulas that continue in their first result, by the name of their node: `binary_cross_entropy_with_logits_backward`
 (FunctionsManual.cpp)."""
 
 _STARTS_BACKWARD = frozenset((_engine_run_backward.__code__, MarkedEngine.run_backward.__code__))
@@ -280,7 +281,7 @@ def in_place(
     is_own = made_in(args[0]) == now  # then nothing outside of the formula holds it
     if func is _ADD:
         # `InputBuffer::accumulate`: a gradient that waits in the engine was made by another formula than the one at
-        # work, or by this one if it gives two to the same.
+        # work, or by this one if it gives two to one node.
         if (is_own and not _gives_twice()) or not _is_accumulated(args):
             return func
         return _aten.add_.Tensor
@@ -308,7 +309,7 @@ def _is_accumulated(args: tuple[Any, ...]) -> bool:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether its elements lie side by side without gaps or overlaps, in whatever order of dimensions."""
+    """Return whether its elements lie side by side without gaps or overlaps, in any order of dimensions."""
     run = 1
     for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
@@ -322,9 +323,9 @@ def _references(args: tuple[Any, ...]) -> int:
     return sys.getrefcount(args[0])
 
 
-_MORE = int(minor_of(torch.__version__) >= (2, 10))  # since then a tensor counts the Python object that stands for it
+_MORE = int(minor_of(torch.__version__) >= (2, 10))  # since then a tensor counts the Python object that represents it
 _TENSOR_REFERENCES, _STORAGE_REFERENCES, _PYTHON_REFERENCES = 4, 1 + _MORE, _references((object(),)) + 1 + _MORE
-"""What is seen here of a tensor that the engine alone holds: the others are its way to Python."""
+"""References to a tensor that the engine alone holds, as seen here: the others are its way to Python."""
 
 
 def _is_held_once(args: tuple[Any, ...]) -> bool:
@@ -343,8 +344,8 @@ _OF_LINEAR = tuple(str(Path(nn.__file__).parent / name) for name in ("modules/li
 def adds_bias(args: Sequence[Any], caller: FrameType | None) -> bool:
     """Return whether a sum is of a linear layer's product and its bias, which on a GPU is in place.
 
-    Of an input that is not contiguous (aten/src/ATen/native/Linear.cpp, `linear`); where a Python mode is active, torch
-    makes another tensor of the product's size.
+    This is the case of an input that is not contiguous (aten/src/ATen/native/Linear.cpp, `linear`); where a Python mode
+    is active, torch makes another tensor of the product's size.
     """
     if len(args) != 2 or not isinstance(args[1], torch.Tensor) or args[1].dim() != 1 or args[0].dim() < 3:
         return False

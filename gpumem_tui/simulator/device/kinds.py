@@ -20,7 +20,7 @@ class _FakeParameter(FakeTensor, nn.Parameter, metaclass=type(nn.Parameter)):  #
     """A parameter without data, while an operator works on it and only then.
 
     To the program it is an `nn.Parameter` and nothing else: ``type(p) is nn.Parameter``, which libraries ask, and call
-    to make another one. Its dispatch keys bring its operators to the mode all the same.
+    to make another one. Its dispatch keys bring its operators to the mode anyway.
     """
 
 
@@ -68,7 +68,7 @@ def of_classes_among(types: Iterable[type], values: Iterable[Any]) -> list[torch
     Kernels of a GPU call no method of these; torch's shape functions would, as `new_empty`, which MONAI's tensors have.
 
     Args:
-        types: the classes that torch found among the arguments, which say at once where there are none.
+        types: the classes that torch found among the arguments, which say at once if missing.
     """
     if not any(issubclass(kind, _Asked) for kind in types):
         return []
@@ -104,7 +104,7 @@ _as_fakes_now: list[nn.Parameter] | None = None
 def all_as_fakes() -> Iterator[None]:
     """Have every parameter without data be a fake tensor within the context: Dynamo knows tensors by these classes.
 
-    Those too that are made within it, as FSDP2 makes a block's whole parameters before it is first called.
+    This includes objects made within it, as FSDP2 makes a block's whole parameters before it is first called.
     """
     global _as_fakes_now
     before, _as_fakes_now = _as_fakes_now, parameters_among(list(_live.values()))
@@ -149,7 +149,7 @@ def without_data(kind: type[torch.Tensor]) -> type[torch.Tensor]:
 
 
 def original_of(kind: type[torch.Tensor]) -> type[torch.Tensor]:
-    """Return the class that one of tensors without data stands for."""
+    """Return the class that one of tensors without data represents."""
     if not issubclass(kind, FakeTensor):
         return kind
     shown: Any = next(one for one in kind.__mro__[1:] if not issubclass(one, FakeTensor | _Asked))
@@ -161,7 +161,7 @@ _ATTRIBUTES: Any = torch.Tensor.__dict__["__dict__"]
 
 
 def _set_attributes(tensor: torch.Tensor, attributes: dict[str, Any]) -> None:
-    """Give a tensor all attributes of another one, as MONAI copies what is known of an image; it stays without data."""
+    """Give a tensor all attributes of another one, as MONAI copies an image's metadata; it stays without data."""
     own = {name: value for name, value in _ATTRIBUTES.__get__(tensor).items() if is_of_fakes(name)}
     theirs = {name: value for name, value in attributes.items() if not is_of_fakes(name)}
     _ATTRIBUTES.__set__(tensor, theirs | own)

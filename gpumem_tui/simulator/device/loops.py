@@ -1,7 +1,7 @@
 """Loops that end by a value which only the GPU computes: how many rounds a trace makes.
 
-A loop that ends otherwise too, as one over ``range(40)`` does, goes on to that end; where the fewest rows are traced it
-ends at once. One that nothing else ends makes one round more. A loop that trains is never ended.
+A loop that ends otherwise too, as one over ``range(40)`` does, continues to that end; where the fewest rows are traced
+it ends at once. One that nothing else ends makes one round more. A loop that trains is never ended.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Ending:
     """A test of values by which a loop ends.
 
     Attributes:
-        going_on: the truth value of what is asked by which it goes on.
+        going_on: the truth value of what is asked by which it continues.
         is_bounded: whether it ends otherwise, too. trains: whether steps are made in it.
         asked: what is asked, which may be a comparison of a number that is read.
     """
@@ -109,7 +109,7 @@ def _ending(path: str, line: int) -> Ending | None:
 
 
 def _around(tree: ast.AST, line: int) -> tuple[ast.While | ast.For, ast.If | ast.While] | None:
-    """Return the innermost loop around a line in whose test, or in that of an ``if``, the line lies, and that one."""
+    """Return the innermost loop around a line in whose test, or in that of an ``if``, the line is, and that one."""
     loop: ast.While | ast.For | None = None
     at: ast.AST = tree
     while True:
@@ -132,7 +132,7 @@ def _around(tree: ast.AST, line: int) -> tuple[ast.While | ast.For, ast.If | ast
 
 
 def _goes_on(test: ast.If | ast.While) -> bool | None:
-    """Return the truth value of a test by which its loop goes on; None where it goes on by either."""
+    """Return the truth value of a test by which its loop continues; None where it continues by either."""
     if isinstance(test, ast.While):
         return True
     if any(isinstance(one, ast.Break | ast.Return) for one in test.body):
@@ -173,7 +173,7 @@ def _called(node: ast.Call) -> str:
 
 
 def _value(node: ast.expr, frame: FrameType) -> float | None:
-    """Return a number that stands in the source, or that a variable or an attribute of one has."""
+    """Return a number that is in the source, or that a variable or an attribute of one has."""
     found: Any = None
     if isinstance(node, ast.Constant):
         found = node.value

@@ -1,4 +1,4 @@
-"""What lies on the simulated device: a block for every storage that is alive, and what kernels take for themselves."""
+"""The memory of the simulated device: a block for every storage that is alive, and kernels' scratch."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class DeviceMemory:
     """The live storages of a device, their allocations, and the scratch and workspaces of its kernels.
 
     Attributes:
-        live: what is known of each live storage, by its address.
+        live: what we know about each live storage, by its address.
         operator: the operator at work, under whose name new allocations are recorded.
         rows: of the last tensor that was made; 0 of one without.
         assumed: how often operators were met whose scratch is not known, by name.
@@ -107,7 +107,7 @@ class DeviceMemory:
         return ref.made_in if ref is not None else None
 
     def holds(self, storage: torch.UntypedStorage) -> bool:
-        """Return whether a storage lies on the device."""
+        """Return whether a storage is on the device."""
         return storage._cdata in self.live
 
     def record_made(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
@@ -165,7 +165,7 @@ class DeviceMemory:
             self.free(*self._allocate(size if self._gpu.unlimited else size.size_bytes, bucket=Bucket.TEMPORARY))
 
     def note_copy_from_host(self, tensor: torch.Tensor) -> None:
-        """Take a copy that no module makes for data; the model's own tensors are known by name as well."""
+        """Take a copy that no module makes for data; the model's own tensors also have names."""
         number = self.allocation_of(tensor)
         if number and not self._gpu.sites.in_module:
             self._gpu.recorder.came_from_host(number)
@@ -175,7 +175,7 @@ class DeviceMemory:
     def follow_data(self, func: Any, args: Iterable[Any], result: Any) -> None:
         """Note what is made of the program's data alone, outside of modules: with random numbers too, as flips are.
 
-        What else is written into such a tensor later makes it none.
+        Another write into such a tensor later makes it none.
         """
         in_module = self._gpu.sites.in_module
         if in_backward() or (in_module and not func._schema.is_mutable):
@@ -401,6 +401,6 @@ def _is_of_host(args: Iterable[Any]) -> bool:
 
 
 def is_here(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor lies on the simulated device."""
+    """Return whether a tensor is on the simulated device."""
     device = fake_device_of(tensor) or tensor.device
     return device.type == DEVICE_TYPE

@@ -2,7 +2,7 @@
 
 Every operator comes to `DeviceMode.__torch_dispatch__`, which looks its handler up, by operator, in the table of where
 its tensors are: on the host, on the device, or within another operator that is worked out. Most have the handler
-`_follow`: `results` says what the operator gives, `memory` and `values` record it. The tables of the other operators
+`_follow`: `results` shows what the operator gives, `memory` and `values` record it. The tables of the other operators
 stand in the modules that know them.
 """
 
@@ -72,13 +72,13 @@ _AT_ONCE: dict[Any, Callable[..., Any] | None] = {
     READ: lambda value: READ(value) if isinstance(value, torch.Tensor) else value,  # of a number in a tensor
     **dict.fromkeys((*_CUTS, *host.MAKERS, _IS_PINNED)),
 }
-"""What operators on tensors of the host run there: most do themselves; None of those that are looked at."""
+"""Functions that run operators on host tensors: most run themselves; None of those that are looked at."""
 
 
 class DeviceMode(FakeTensorMode):
     """Fake tensors on the simulated device, real tensors on the CPU.
 
-    Data loading and step counters keep their values; only what lies on the device is without data. Every storage that
+    Data loading and step counters keep their values; only what is on the device is without data. Every storage that
     an operator makes on the device is allocated, and released when the last tensor that holds it is gone, in the order
     in which eager PyTorch does it.
 
@@ -86,7 +86,7 @@ class DeviceMode(FakeTensorMode):
         assumed_rows: how many rows operators give whose result's shape depends on what the GPU computes.
 
     Attributes:
-        values: what is known of the values of tensors on the device.
+        values: what we know about the values of tensors on the device.
         rows_asked_for: the largest part into which the program cuts what it trains on (see `_rows_asked_for`), 0 for
             none.
         results, transfers: what operators give, and what passes between the host and the device.
@@ -290,7 +290,7 @@ class DeviceMode(FakeTensorMode):
         """Follow an operator made of others, which torch takes apart before, but in inference mode."""
         return self._take_apart(call) if torch.is_inference_mode_enabled() else self._follow(call)
 
-    # What other operators run
+    # Handlers of other operators
 
     def _run_on_host(self, call: Call) -> Any:
         """Run an operator on tensors of the host alone, or one that makes such a tensor."""
@@ -362,7 +362,7 @@ class DeviceMode(FakeTensorMode):
         return nested_length()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DeviceMode:
-        """Return the mode itself: the copy of a tensor lies on the same device."""
+        """Return the mode itself: the copy of a tensor is on the same device."""
         return self
 
 

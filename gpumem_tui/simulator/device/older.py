@@ -1,6 +1,6 @@
-"""What torch did otherwise before: a step that the installed torch runs, by an older one's rules.
+"""Older versions of torch: a step that the installed torch runs, by an older one's rules.
 
-Each rule names the change in PyTorch's source that ended it. What has no rule is as in the installed torch.
+Each rule names the change in PyTorch's source that ended it. An operator without a rule is as in the installed torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ torch/optim/adam.py) until pytorch/pytorch#104898 and #104991, of July 2023: two
 
 
 _RELU_KEPT_ITS_INPUT_BEFORE, _SOFTMAX_KEPT_ITS_INPUT_BEFORE = (1, 10), (1, 11)
-"""What backward had beside the result until pytorch/pytorch#63089, of August 2021, and #65242, of October 2021."""
+"""Memory of backward besides its result until pytorch/pytorch#63089 (August 2021) and #65242 (October 2021)."""
 
 _NORM_IN_ITS_OWN_TYPE_BEFORE = (2, 12)
 """Autocast runs `rms_norm` in float32 since 2.12: its registrations for AutocastCUDA have it, those of 2.11 do not."""

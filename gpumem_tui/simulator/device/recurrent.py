@@ -1,8 +1,8 @@
 """LSTM, GRU and plain recurrent layers as cuDNN runs them: one operator for all layers and steps of a sequence.
 
 Follows aten/src/ATen/native/RNN.cpp (when cuDNN is asked), aten/src/ATen/native/cudnn/RNN.cpp (what is allocated) and
-aten/src/ATen/cudnn/AutocastRNN.cpp. What backward needs lies in cuDNN's reserve, the size of which is not documented:
-`reserve_bytes` says what is assumed.
+aten/src/ATen/cudnn/AutocastRNN.cpp. Backward's needs are in cuDNN's reserve, the size of which is not documented:
+see `reserve_bytes` for the assumption.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ tts_angular_training.txt). For plain layers nothing was; one value agrees with t
 """
 
 _STATES_KEPT, _RESERVE_TAIL_BYTES = 2, 256
-"""Of each layer, sequence and unit, and in all. cuDNN 9.19 kept 185,073,920 bytes for an LSTM of 2 layers with dropout,
-1,024 units and inputs, 32 sequences of 128 steps on an H200: 11 values a step and unit, 2 more for each layer, sequence
+"""States kept for each layer, sequence and unit, and bytes in all. cuDNN 9.19 kept 185,073,920 bytes for an LSTM of 2
+layers with dropout, 1,024 units and inputs, 32 sequences of 128 steps on an H200: 11 values a step and unit, 2 more for
+    each layer, sequence
 and unit, and 256 bytes. With cuDNN 8 it had no such states, and 16 bytes."""
 
 _LIBRARY_WORKSPACE_BYTES = 8 * MIB
@@ -55,8 +56,8 @@ _STATES_AT_WORK, _WORKSPACE_TAIL_BYTES = 10, 512
 with older versions, 4 values a step and unit for each layer's gates, and 10 more for each layer, sequence and unit."""
 
 _DROPOUT_STATE_BYTES = 48 * 1024
-"""Of random states a multiprocessor, assumed: 1,024 threads, 48 bytes each (`curandStateXORWOW`). RNN.cpp calls all of
-them "slightly over 2MB"."""
+"""Bytes of random states a multiprocessor, assumed: 1,024 threads, 48 bytes each (`curandStateXORWOW`). RNN.cpp calls
+all of them "slightly over 2MB"."""
 
 _BFLOAT16_SINCE = (2, 10), 91300
 """The torch and its cuDNN since which that runs bfloat16, on Ampere and later (pytorch/pytorch#164411)."""
@@ -200,7 +201,7 @@ def _autocast(
     flat: torch.Tensor | None,
     layout: _Layout,
 ) -> tuple[Sequence[torch.Tensor | None], Sequence[torch.Tensor], torch.Tensor | None]:
-    """Cast to float16, whatever type autocast has, the weights in a new buffer (`_cudnn_rnn_cast_reflatten`)."""
+    """Cast to float16, under any type of autocast, the weights in a new buffer (`_cudnn_rnn_cast_reflatten`)."""
     if not torch.is_autocast_enabled(weights[0].device.type):
         return given, weights, flat
     if weights[0].dtype not in (torch.float16, torch.float64):
@@ -211,7 +212,7 @@ def _autocast(
     return cast, weights, flat
 
 
-# What the operators give
+# The operators' results
 
 
 @dataclass(frozen=True)
@@ -261,7 +262,7 @@ class _Call:
         return self.steps[0] if self.steps else self.values.shape[0 if self.batch_first else 1]
 
     def in_order(self, shape: Sequence[int]) -> torch.Tensor:
-        """Return a tensor of a shape, which lies in memory as cuDNN has it."""
+        """Return a tensor of a shape, which is in memory as cuDNN has it."""
         if self.is_transposed:
             return _like(self.values, (shape[1], shape[0], *shape[2:])).transpose(0, 1)
         return _like(self.values, shape)
@@ -270,7 +271,7 @@ class _Call:
 def reserve_bytes(call: _Call) -> int:
     """Return what cuDNN keeps of a forward for backward, as far as measurements tell: see `_KEPT`.
 
-    Beside the values of each layer its output, but for the last one's; an assumption is the value before a projection.
+    Besides the values of each layer its output, but for the last one's; an assumption is the value before a projection.
     """
     kept = _KEPT[call.mode] * call.units
     if call.projected:
@@ -317,10 +318,10 @@ SHAPES: dict[Any, Callable[[Sequence[Any], Profile], Any]] = {
         profile.multiprocessors * _DROPOUT_STATE_BYTES, dtype=torch.uint8, device="meta"
     ),
 }
-"""What cuDNN's operators give, as tensors of the results' shapes; torch's own function leaves out the reserve."""
+"""The results of cuDNN's operators, as tensors of the results' shapes; torch's own function leaves out the reserve."""
 
 
-# What they take while they run
+# Their scratch while they run
 
 
 def scratch(args: Sequence[Any], _profile: Profile) -> list[Taken]:

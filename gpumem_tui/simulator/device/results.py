@@ -1,4 +1,4 @@
-"""What operators give on tensors without data: what they gave before, by values, as CUDA has it, or by torch."""
+"""Results of operators on tensors without data: from an earlier call, by values, as CUDA has it, or by torch."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Results:
         }
 
     def of(self, call: Call) -> Any:
-        """Return what an operator gives: what it gave before where that is the same, else `worked_out`."""
+        """Return what an operator gives: what it gave before where that is unchanged, else `worked_out`."""
         self.assumed, self.index_bytes = None, []
         key = self._answers.key(call.func, call.args, call.kwargs)
         if key is None:
@@ -135,7 +135,7 @@ class Results:
         return _fake_dispatch(self._mode, call.func, call.types, call.args, call.kwargs)
 
     def by_values(self, call: Call) -> Any:
-        """Return a result whose shape depends on values, where these are known; index operators use masks so, too."""
+        """Return a result whose shape depends on values, if known; index operators use masks so, too."""
         func, args = call.func, call.args
         try:
             known = self._shapes.of_result(func, args, call.kwargs)
@@ -202,7 +202,7 @@ class Results:
         return by_assumption(func, args, self._kept(func, args, of), "evenly")
 
     def told(self, func: Any) -> float | None:
-        """Return what share an operator was said to keep at this line of the program; None where nothing was."""
+        """Return the share that an operator keeps at this line, as typed, of the program; None where nothing was."""
         return self._assumed_rows.at(self._gpu.sites.calling_line(), func)
 
     def number(self, words: str, line: str = "") -> float | None:
@@ -212,7 +212,7 @@ class Results:
         return self._assumed_rows.number(line or self._gpu.sites.calling_line(), words)
 
     def note_read(self) -> None:
-        """Note that the program reads a number here of which nothing is known."""
+        """Note that the program reads a number here of which we know nothing."""
         if (here := place()) is not None and here not in self._assumed_rows.reads:
             self._assumed_rows.reads[here] = self._gpu.sites.calling_line()
 
@@ -295,7 +295,7 @@ class Results:
     def view_of(
         self, storage: torch.UntypedStorage, view: StorageView, device: torch.device | None = None
     ) -> torch.Tensor:
-        """Make a tensor without data that lies so in a storage: on the device, or on `device`, the host."""
+        """Make a tensor without data that is so laid out in a storage: on the device, or on `device`, the host."""
         with torch._C.DisableTorchFunction(), _WithoutDispatch():
             elem = torch.empty(0, dtype=view.dtype, device="meta")
             elem.set_(storage, view.offset, view.shape, view.stride)

@@ -1,7 +1,7 @@
-"""Device memory that CUDA kernels take for themselves while they run, beside their results.
+"""Device memory that CUDA kernels take for themselves while they run, next to their results.
 
 Fake tensors show an operator's results only. Sizes here are read from PyTorch's sources. An operator that is neither
-known to take none nor has its sizes here is counted as taking none, and every trace says which those were.
+known to take none nor has its sizes here is counted as taking none, and every trace shows which those were.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _WITHOUT_FAMILIES = ("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad")
 COLLECTIVES = ("c10d", "_c10d_functional")
 _WITHOUT_NAMESPACES = (*COLLECTIVES, "fsdp", "gpumem_tui")
 """NCCL keeps its buffers outside the allocator, and FSDP's copies in and out work on what they are given. The last is
-`workload.quantized`, which stands for bitsandbytes' kernels (csrc/kernels.cu, kDequantizeBlockwise): they write their
+`workload.quantized`, which represents bitsandbytes' kernels (csrc/kernels.cu, kDequantizeBlockwise): they write their
 result and no more."""
 
 
@@ -122,7 +122,7 @@ def assumption(operator: str, arch: str = "") -> str:
 def scratch(func: torch._ops.OpOverload[..., Any], args: Sequence[Any], profile: Profile) -> list[Taken]:
     """Return the buffers that an operator's CUDA kernel takes while it runs, in order.
 
-    What it does not give back on the way it gives back at its end, the last one first.
+    Scratch not given back on the way is given back at the end, the last first.
     """
     found = _SCRATCH.get(func._opname)
     return list(found(args, profile)) if found is not None else []
@@ -159,7 +159,7 @@ def _product(args: Sequence[Any], _profile: Profile) -> list[Buffer]:
 
 
 def _has_rows(matrix: torch.Tensor) -> bool:
-    """Return whether a matrix, or each of a batch, lies in rows or in columns, one behind the other."""
+    """Return whether a matrix, or each of a batch, is in rows or in columns, one behind the other."""
     (rows, columns), (row_stride, column_stride) = matrix.shape[-2:], matrix.stride()[-2:]
     if matrix.is_contiguous():
         return row_stride != 0 and column_stride != 0
@@ -438,7 +438,7 @@ MAKING = frozenset({"embedding", "embedding_dense_backward", "_cudnn_rnn", "_cud
 """Operators whose buffers say where their results are made (`Made`)."""
 
 _SETTLED = dict.fromkeys(_INDEX_PUTS, _is_without_mask)
-"""Operators of which not all is known, and whether it is for some arguments."""
+"""Operators that are partly known, and whether it is for some arguments."""
 
 _SCRATCH: dict[str, Callable[[Sequence[Any], Profile], Sequence[Taken]]] = {
     **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), _product),

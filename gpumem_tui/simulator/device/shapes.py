@@ -31,14 +31,14 @@ _UNIQUE = (_UNIQUE2, _UNIQUE_CONSECUTIVE, _UNIQUE_DIM)
 PACK = _aten._pack_padded_sequence.default
 _CTC = (_aten._ctc_loss.default, _aten._ctc_loss.Tensor)
 TAKEN_FROM_VALUES = SHAPED_BY_VALUES.union((PACK, _CLOSE, *_CTC))
-"""Operators that this module answers, as far as the values that it takes are known."""
+"""Operators that this module answers, as far as the values it needs exist."""
 
 
 class Shapes:
     """The shapes that operators in `TAKEN_FROM_VALUES` give.
 
     Args:
-        values: what is known of the tensors on the device.
+        values: what we know about the tensors on the device.
     """
 
     def __init__(self, values: Values) -> None:
@@ -205,7 +205,7 @@ def looked_at(func: Any, args: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def by_assumption(func: Any, args: tuple[Any, ...], kept: int, where: str) -> Any:
-    """Return what an operator would give if it kept so many of what it looks at, and that `where` `Kept` says.
+    """Return what an operator would give if it kept so many of what it looks at, and that `where` `Kept` states.
 
     Raises:
         UnknownValue: it keeps no part of anything.
@@ -295,7 +295,7 @@ def _wider_product(args: tuple[Any, ...], _profile: object) -> torch.Tensor:
 _PRODUCTS = tuple(getattr(_aten, name) for name in ("mm", "bmm", "addmm", "baddbmm") if hasattr(_aten.mm, "dtype"))
 WIDER_PRODUCTS = {packet.dtype: _wider_product for packet in _PRODUCTS}
 INTO_WIDER = frozenset(packet.dtype_out for packet in _PRODUCTS)
-"""Those of which torch's shape functions take the type for a factor, and those that write into a tensor given."""
+"""Operators whose type torch's shape functions take for a factor, or that write into a given tensor."""
 
 
 # In words why not
@@ -334,7 +334,7 @@ def in_words(func: Any, args: tuple[Any, ...], error: Exception, line: str) -> E
 # By an example
 
 _MOST_ELEMENTS = 1 << 24
-"""Of all arguments together: more would take seconds, and memory that the host may not have."""
+"""Most elements of all arguments together: more would take seconds, and memory that the host may not have."""
 
 _SHAPED_BY_VALUES = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output, torch.Tag.inplace_view)
 

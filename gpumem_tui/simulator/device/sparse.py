@@ -1,7 +1,7 @@
 """Sparse tensors in coordinate format: made, copied, multiplied with dense ones, and gradients of tables.
 
 Their bytes are those of their indices and values, two dense tensors that are allocated as any other. torch's shape
-functions lose how many values there are in nearly every sparse result, so that what is followed stands here: each
+functions lose how many values there are in nearly every sparse result, so that what is followed is here: each
 operator makes the dense tensors that its kernel makes (aten/src/ATen/native/sparse/cuda of torch).
 """
 
@@ -32,13 +32,13 @@ _LOOKS = (
 _FOLLOWED = _PRODUCTS.union((MAKES_SPARSE, *_LOOKS))
 BAG_BACKWARD: Any = _aten._embedding_bag_backward.default
 _FOREACH = (_aten._foreach_mul_.Scalar, _aten._foreach_add_.List)
-"""What SGD with momentum asks of lists in which sparse tensors are."""
+"""Operators that SGD with momentum calls on lists with sparse tensors."""
 
 _BAG_SPARSE, _MEAN = 9, 1
 """Its argument that asks for a sparse gradient, and the mode that divides by a bag's size (`EmbeddingBag.h`)."""
 
 _COUNTED_AS = "sparse mm"
-"""What products with a sparse matrix are counted as, together, among the operators whose scratch is not known."""
+"""The common name of products with a sparse matrix among the operators whose scratch is not known."""
 
 
 class SparseTensors:
@@ -135,7 +135,7 @@ class SparseTensors:
         return self._make(indices, values, tensor.shape, is_coalesced=tensor.is_coalesced())
 
     def _clone(self, tensor: torch.Tensor, **_: Any) -> torch.Tensor:
-        """Copy a tensor; backward takes over what lies in rows (accumulate_grad.h of torch's autograd)."""
+        """Copy a tensor; backward takes over what is in rows (accumulate_grad.h of torch's autograd)."""
         indices, values = tensor._indices(), tensor._values()
         is_taken = in_backward() and not torch.is_grad_enabled() and indices.is_contiguous() and values.is_contiguous()
         if is_taken:
@@ -152,8 +152,8 @@ class SparseTensors:
         """Add up what belongs to one row (`_coalesce_sparse_cuda` in SparseCUDATensor.cu).
 
         Indices are flattened into a copy, which becomes the new ones where they are of one dimension; sorted with
-        their places, for which Thrust takes as much again, and those of a row found by a third list. How many rows
-        differ is known of ids of the host; else it is assumed.
+        their places, for which Thrust takes as much again, and those of a row found by a third list. For ids of
+        the host the number of distinct rows can be counted; else it is assumed.
         """
         indices, values = tensor._indices(), tensor._values()
         count = values.shape[0]

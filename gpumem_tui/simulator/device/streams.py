@@ -1,7 +1,7 @@
 """CUDA streams: on which one each thread works, and when memory that several use may serve again.
 
 The caching allocator has pools for each stream, and a block stays in those of the stream that was current when its
-memory came from the driver. A block that another stream uses, as `Tensor.record_stream` says, is not used again as it
+memory came from the driver. A block that another stream uses, as `Tensor.record_stream` states, is not used again as it
 is freed, but once an event, recorded on that stream then, has happened; the next request finds that out
 (`insert_events` and `process_events` in c10/cuda/CUDACachingAllocator.cpp).
 
@@ -49,7 +49,7 @@ class Streams:
 
     Attributes:
         active: those of the GPU that is being simulated.
-        recorded_uses: how many uses `record_use` was told.
+        recorded_uses: how many uses `record_use` got.
     """
 
     active: ClassVar[Streams | None] = None
@@ -62,7 +62,7 @@ class Streams:
         self._thread = threading.local()
         self._are_switched = False
         self._switches: list[tuple[int, int]] = []
-        """Of the thread that runs forward: which stream is current from which autograd node on."""
+        """For the thread that runs forward: which stream is current from which autograd node on."""
 
         self._in_use: set[int] = set()
         self._pending: deque[tuple[int, int]] = deque()
@@ -209,7 +209,7 @@ class SimulatedEvent(_Waited):
 
 
 class SimulatedStream(_Waited):
-    """`torch.cuda.Stream`: two are the same if their numbers are."""
+    """`torch.cuda.Stream`: two are equal if their numbers are."""
 
     device_index = 0
     device_type = 1

@@ -1,7 +1,7 @@
-"""What the elements of tensors are taken for where only a GPU computes them: ranges, and how many masks keep of them.
+"""Assumed elements of tensors that only a GPU computes: ranges, and how many of them masks keep.
 
-A mask of which nothing is known is taken to keep all; masks that sort the elements of one tensor into classes, as a
-router of tokens to experts does, keep all of them together. `End` says which end of it a trace takes.
+A mask of which we know nothing is taken to keep all; masks that sort the elements of one tensor into classes, as a
+router of tokens to experts does, keep all of them together. `End` shows which end of it a trace takes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FEW = 2
 is to layers that normalize over rows."""
 
 UNKNOWN_NUMBER = 1e-6
-"""What an unknown number reads as: shown as zero, but programs may divide by it, take its logarithm, and do not find
+"""The value of an unknown number: near zero, but programs may divide by it, take its logarithm, and do not find
 that they have converged before they began."""
 
 WHOLE = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
@@ -40,7 +40,7 @@ _PICKING = ("index", "gather", "index_select", "masked_select", "sort", "repeat"
 _ARE_NO_NUMBERS = ("isnan", "isinf", "isposinf", "isneginf")
 _GIVING_PLACES_BESIDE = frozenset(("topk", "sort", "max", "min", "kthvalue"))
 _GIVING_PLACES = _GIVING_PLACES_BESIDE.union(("argmax", "argmin", "argsort", "multinomial"))
-"""Operators that give places along a dimension; some of them beside values."""
+"""Operators that give places along a dimension; some of them next to values."""
 _MOST_COUNTED = 4096
 """Classes whose elements are counted one by one."""
 
@@ -58,7 +58,7 @@ class Classes:
         number: of classes.
         most: elements that one class can have, as a row's best two experts differ; 0 for all.
         even: whether an equal share is what each has at the fewest; else few.
-        is_one_hot: whether a mask has each element once for every class, one class beside the other.
+        is_one_hot: whether a mask has each element once for every class, one class next to the other.
     """
 
     elements: int
@@ -101,7 +101,7 @@ class Classes:
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """What each element of a tensor of truth values or whole numbers is taken for.
+    """The assumed elements of a tensor of truth values or whole numbers.
 
     Attributes:
         value: as which it reads where a program goes one way or another.
@@ -174,7 +174,7 @@ class Rows(NamedTuple):
 
 
 class KnownValues(Protocol):
-    """What is known of tensors on the device (see `Values`)."""
+    """Facts about tensors on the device (see `Values`)."""
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the values of a tensor."""
@@ -183,14 +183,14 @@ class KnownValues(Protocol):
         """Return what each element of a tensor is taken for."""
 
     def is_unknown(self, value: Any) -> bool:
-        """Return whether nothing is known of a tensor on the device."""
+        """Return whether we know nothing of a tensor on the device."""
 
 
 class Taken:
     """Works out what the results of operators on unknown values are taken for.
 
     Args:
-        known: what is known of tensors.
+        known: what we know about tensors.
     """
 
     def __init__(self, known: KnownValues) -> None:
@@ -341,11 +341,11 @@ class Taken:
         return Uniform(0, 0, 1, classes=Classes(index.numel(), number, most, even=True, is_one_hot=True))
 
     def mask_of(self, mask: torch.Tensor) -> Uniform:
-        """Return what a mask is taken for, or numbers of which some are none, where nothing is known of it."""
+        """Return what a mask is taken for, or numbers of which some are none, where we know nothing of it."""
         return Uniform.truth(False, Classes(mask.numel()), _IS)
 
     def rows(self, mask: torch.Tensor, end: End) -> Rows:
-        """Return how many elements of a mask are kept, of which not each is known."""
+        """Return how many elements of a partly unknown mask are kept."""
         taken, count = self._known.taken_for(mask), mask.numel()
         view = (int(mask.storage_offset()), *mask.shape, *mask.stride())
         classes, which = (None, None) if taken is None else (taken.classes, taken.which)
@@ -364,7 +364,7 @@ class Taken:
         return Rows(kept, few, min(count, classes.most or count), "classes" if classes.even else "mask")
 
     def _of_each(self, tensor: torch.Tensor, *, is_counted: bool) -> Uniform | None:
-        """Return what each element of a tensor is taken for; None where they may differ, or nothing is known."""
+        """Return what each element of a tensor is taken for; None where they may differ, or we know nothing."""
         taken = self._known.taken_for(tensor) if isinstance(tensor, FakeTensor) else None
         if taken is not None:
             return taken

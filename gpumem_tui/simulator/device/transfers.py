@@ -1,4 +1,4 @@
-"""What passes between the host and the device: copies of tensors, and values that a program reads."""
+"""Transfers between the host and the device: copies of tensors, and values that a program reads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Transfers:
 
     Attributes:
         handlers: by operator, how the program's own calls are run.
-        within: the same for calls that are parts of another operator.
+        within: the count for calls that are parts of another operator.
         arriving: called with a tensor of the host that is copied to the device; returns what to copy in its place.
     """
 

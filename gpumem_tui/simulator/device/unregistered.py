@@ -3,8 +3,8 @@
 Torch asks two C++ objects about a device type: its device guard (c10/core/impl/DeviceGuardImplInterface.h) and its
 hooks (aten/src/ATen/detail/AcceleratorHooksInterface.h). An object begins with the address of a table of functions, in
 the order in which those headers declare them. Both tables are made here of functions that torch has compiled already:
-there is one device, its only stream is always ready and no event is waited for, as torch itself says for devices of
-Python since 2.10 (torch/csrc/acc/Module.cpp). This holds for the headers of 2.6 to 2.9.
+there is one device, its only stream is always ready and no event is waited for, as torch itself documents for devices
+of Python since 2.10 (torch/csrc/acc/Module.cpp). This holds for the headers of 2.6 to 2.9.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ _SAY_WHICH = (
     "type", "exchangeDevice", "getDevice", "getStream", "getDefaultStream", "getStreamFromGlobalPool", "getNewStream",
     "exchangeStream",
 )  # fmt: skip
-"""Those that return the device, or a stream of it. A stream is two words: its device, as a type and, in the byte above,
-an index, and its number."""
+"""Functions that return the device, or a stream of it. A stream is two words: its device, as a type and, in the byte
+above, an index, and its number."""
 _WAIT = ("record", "block", "synchronizeEvent", "synchronizeDevice")
 
 _TWO_WORDS = "_ZNK3c109ClassType14constantValuesEv"
 """`c10::ClassType::constantValues`, which returns two words of an object: where an array of its begins, and how many
-values lie up to where it ends. Of an object whose words are all `_PRIVATE` that is device 0 of that type, stream 0."""
+values lie up to where it ends. For an object whose words are all `_PRIVATE` that is device 0 of that type, stream 0."""
 
 _ELSE, _ALL_HOOKS = "_ZTVN2at17XPUHooksInterfaceE", 20
 """The hooks of a device that is not there, which raise: in the place of those that nothing asks."""
 
 _kept: list[Any] = []
-"""What torch has the addresses of."""
+"""Structures of which torch has the addresses."""
 
 
 class _Stream(ctypes.Structure):

@@ -31,7 +31,7 @@ _PACKED_BUFFERS = ("qweight", "W_q")
 """Under which GPTQ, AWQ and HQQ keep packed weights as buffers."""
 
 _FP32_ANYWAY = re.compile(r"softmax|loss")
-"""In the names of operators that models run in fp32 whatever they are given."""
+"""In the names of operators that models run in fp32 for any input."""
 
 
 class Upcasts:
@@ -113,7 +113,7 @@ def upcast_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, torch.
     """Yield the fp32 weights of norms and embeddings whose nearest linear layers are in 16 bits or packed.
 
     These are the matrices of the smallest module around that has any: the frozen ones if there are, as adapters in fp32
-    lie beside them. With each weight comes its qualified name, and the type of 16 bits that is meant.
+    lie next to them. With each weight comes its qualified name, and the type of 16 bits that is meant.
     """
     yield from _found("", model)[0]
 
@@ -125,7 +125,7 @@ _Matrices = list[torch.Tensor]
 def _found(
     prefix: str, module: nn.Module
 ) -> tuple[list[tuple[str, torch.Tensor, torch.dtype]], list[_Weight], _Matrices]:
-    """Return the upcast weights within a module, fp32 ones with no linear layer beside them yet, and its matrices."""
+    """Return the upcast weights within a module, fp32 ones with no linear layer next to them yet, and its matrices."""
     upcast: list[tuple[str, torch.Tensor, torch.dtype]] = []
     open_, matrices = list[_Weight](), _Matrices()
     is_norm = _NORM.search(type(module).__name__) is not None
@@ -149,7 +149,7 @@ def _found(
 
 
 def _computes_in(matrices: _Matrices) -> torch.dtype | None:
-    """Return the type of 16 bits that most matrices compute in, but for those trained beside frozen ones; else None."""
+    """Return the 16-bit type that most matrices compute in, without adapters of frozen ones; else None."""
     frozen = [one for one in matrices if not one.requires_grad] or matrices
     kinds = Counter(one.dtype for one in frozen)
     full = sum(count for kind, count in kinds.items() if kind.itemsize > 2)

@@ -28,14 +28,14 @@ _SIZED = frozenset(
 )  # fmt: skip
 """Functions and methods that take a size, or how often something is done."""
 _FILLING = frozenset(("full", "new_full"))
-"""Those of them whose further arguments are no sizes."""
+"""Functions among these whose further arguments are no sizes."""
 _CHANGING = frozenset(
     {
         "reshape", "split", "split_with_sizes", "tensor_split", "narrow", "repeat", "tile", "topk", "chunk",
         "unflatten", "unfold", "pad", "islice", "interpolate",
     }
 )  # fmt: skip
-"""Those of them whose first argument is no size, but what is changed, where they are functions and no methods."""
+"""Functions, not methods, whose first argument is the tensor they change, not a size."""
 _PASSING = frozenset(
     {
         "int", "max", "min", "sum", "abs", "round", "list", "tuple", "sorted", "enumerate", "zip", "reversed", "array",

@@ -1,9 +1,9 @@
 """Values of tensors on the simulated device that follow from the host's: token ids, masks, lengths, counts.
 
 Tensors there have no data. But programs branch on what they copied to the device (``mask.all()``,
-``labels.max().item()``) and take shapes from it (``x[mask]``, ``torch.unique(labels)``). Small tensors whose values are
-known therefore keep them on the host, in a storage beside their own, and operators on nothing but such tensors are
-computed there as well. What the model computes is never known: everything that needs a gradient counts as unknown.
+``labels.max().item()``) and take shapes from it (``x[mask]``, ``torch.unique(labels)``). Small tensors with known
+values therefore keep them on the host, in a storage next to their own, and operators on nothing but such tensors are
+computed there as well. The model's results are never known: everything that needs a gradient counts as unknown.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _PERMUTATION: Any = _aten.randperm.default
 _COPIES = (_COPY, _aten._to_copy.default)
 _OVERWRITING = frozenset(("copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"))
 _SAME_OF_EQUALS = ("max", "min", "avg")
-"""Reductions of DTensor's collectives that give ranks, which all hold the same, that back."""
+"""Reductions of DTensor's collectives that give ranks, which all hold one value, that back."""
 _CHECKED_FOR_INF = "_amp_foreach_non_finite_check_and_unscale_"
 _PUT = ("index_put_", "_index_put_impl_")
 _ONE_HOT: Any = _aten.scatter_.value
@@ -145,7 +145,7 @@ class Values:
     """Knows the values of tensors on the device, by their storages.
 
     Args:
-        live: what is known of each live storage, by its address.
+        live: what we know about each live storage, by its address.
         end: of what is not known, the one that is taken.
     """
 
@@ -156,7 +156,7 @@ class Values:
         self._random_state: torch.Tensor | None = None
         self._referred = Referred()
         self._worked: Worked | None = None
-        """What is worked out where values are wanted at any price (`worked_out`)."""
+        """Operators worked out where values are wanted at any price (`worked_out`)."""
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the values of a device tensor as a host tensor, not to be changed; None where they are unknown."""
@@ -197,7 +197,7 @@ class Values:
         """Return what each element of unknown values reads as: false, zero, or a number near zero.
 
         Args:
-            as_size: whether the program may take a size from it, of which the most is told.
+            as_size: whether the program may take a size from it, of which the largest is given.
         """
         content = self._content(tensor)
         if isinstance(content, Uniform):
@@ -211,7 +211,7 @@ class Values:
         return content if isinstance(content, Uniform) else None
 
     def rows(self, mask: torch.Tensor) -> Rows:
-        """Return how many elements of a mask are kept, of which not each is known; each time as many."""
+        """Return how many elements of a partly unknown mask are kept; each time as many."""
         if self.is_unknown(mask):
             self._take_for(mask, self._taken.mask_of(mask))
         return self._taken.rows(mask, self.end)
@@ -404,7 +404,7 @@ class Values:
                 holder.values = self._taken.made(func, args, kwargs, made, number)
 
     def _one_hot(self, target: torch.Tensor, dim: int, index: Any, value: Any) -> Uniform | None:
-        """Return what a tensor holds into which a one is written for each class; None where that is known, or other."""
+        """Return what a tensor holds into which a one is written for each class; None if known, or other."""
         if value != 1 or self.of(index) is not None:
             return None
         return self._taken.one_hot(target, dim % target.dim(), index)
@@ -461,7 +461,7 @@ class Values:
                 holder.values = None
 
     def is_unknown(self, value: Any) -> bool:
-        """Return whether a tensor on the device has values, of which nothing is known."""
+        """Return whether a tensor on the device has values, of which we know nothing."""
         return is_dense(type(value)) and bool(value.numel()) and self._content(value) is None
 
     def _holder(self, tensor: torch.Tensor) -> Holder | None:

@@ -3,7 +3,7 @@
 Each call of such a loop finds inputs or a cache that are a little longer than the last one's, so that no two are equal.
 But they make the same allocations in the same order, each of a size that grows evenly, or as its square, as attention's
 scores do. Once enough calls in a row have done so, further ones are not run: their sizes follow, and so do the results
-and the cache. Now and then one is run all the same, and where it does otherwise, calls are learned anew.
+and the cache. Now and then one is run anyway, and where it does otherwise, calls are learned anew.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MOST_AHEAD = 512
 _MOST_FAILURES = 4
 
 ARGUMENT = 1 << 40
-"""Added to the position of a tensor that was there before, where it stands among the numbers of allocations."""
+"""Added to the position of a tensor that was there before, where it is among the numbers of allocations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +59,18 @@ class _Made:
 
     @property
     def width(self) -> int:
-        """How many numbers say how it lies: shape, stride, offset, and the bytes of its storage."""
+        """How many numbers say how it is laid out: shape, stride, offset, and the bytes of its storage."""
         return 2 * self.dimensions + 2
 
     def view(self, numbers: Sequence[int]) -> StorageView:
-        """Return how it lies in its storage."""
+        """Return how it is laid out in its storage."""
         n = self.dimensions
         return StorageView(self.dtype, tuple(numbers[:n]), tuple(numbers[n : 2 * n]), numbers[2 * n])
 
 
 @dataclass(frozen=True)
 class _Done:
-    """What a call has done, but for sizes.
+    """The effect of a call, but for sizes.
 
     Attributes:
         events: as in `CallPattern.forward`. `rules`: of allocations whose size a rule gives, the rule and its position.
@@ -421,9 +421,9 @@ class GrowingCalls:
     def answer(self, begun: Begun, module: nn.Module) -> Any:
         """Return the results of a call that is not run, and do to memory and to its state what it would.
 
-        Those of the last one, where further calls are to be made at once.
+        Where further calls are made at once, they are of the last one.
         """
-        assert begun.line is not None, "it is known"
+        assert begun.line is not None, "the growth is settled"
         ahead = self._ahead(module)
         last = begun.number + ahead
         if not ahead and any(begun.line.step):
@@ -454,7 +454,7 @@ class GrowingCalls:
     def _do(self, begun: Begun, number: int, *, is_last: bool = False) -> tuple[_Done, list[torch.Tensor]]:
         """Do what a call of a line would, and return the tensors that it would give."""
         line, slots = begun.line, begun.look.slots
-        assert line is not None, "it is known"
+        assert line is not None, "the growth is settled"
         seen, numbers = line.at(number)
         done, memory = seen.done, self._gpu.memory
         tensors, state = _laid_out(done, numbers)

@@ -1,12 +1,13 @@
 """The run of a deep network from runs of shallow ones, event for event, without running it and without torch.
 
-A network whose layers are alike does the same for each of them, in forward, in backward, in the optimizer: its run is
-that of a network of one layer less with pieces inserted, each a repetition of what stands before it. Two runs that
+A network whose layers are alike repeats its work for each of them, in forward, in backward, in the optimizer: its run
+is that of a network of one layer less with pieces inserted, each a repetition of what is before it. Two runs that
 differ by a layer tell the pieces; a third one, deeper again, tells whether that is all there is to it.
 
-What an event is apart from the depth is its kind: of an allocation its size, bucket, operator, line, and module without
-the layer's number; of a release the kind of what it releases. Beside it stands one number that moves with the depth: an
-allocation's layer, or which one of its kind is released, counted from the oldest that lives. It is affine in the layers
+An event's kind is all of it that does not depend on the depth: of an allocation its size, bucket, operator, line, and
+module without the layer's number; of a release the kind of what it releases. Next to it is one number that moves with
+the depth: an allocation's layer, or which one of its kind is released, counted from the oldest that lives. It is affine
+    in the layers
 that were added and in the repetition of a piece.
 """
 
@@ -29,13 +30,13 @@ from gpumem_tui.simulator.allocator.timeline import Mark, Timeline
 from gpumem_tui.step import Site
 
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
-"""A layer's number in a module's qualified name: the first that stands there, as in ``blocks.3.mlp.0``."""
+"""A layer's number in a module's qualified name: the first that is there, as in ``blocks.3.mlp.0``."""
 
 _COMPARED = 512
 """So many events after a piece are compared, to tell where it ends."""
 
 _END = -1
-"""Stands for a kind behind the last entry."""
+"""Stand-in for a kind behind the last entry."""
 
 _FIRST_INNER_AND_LAST = 3
 """Layers alike that a shallow network has at least: what the first and the last do apart is then not taken for what all
@@ -49,10 +50,10 @@ class NotRepeating(ValueError):
 
 
 def shallow_layers(shape: ModelShape, recipe: Recipe) -> int:
-    """Return how many layers the shallowest network has that stands for this shape; 0 to trace it itself.
+    """Return how many layers the shallowest network has that represents this shape; 0 to trace it itself.
 
     Blocks of transformers are alike, but for the first ones of some mixtures of experts, and for those that are frozen
-    before others. It pays from twice as many layers on: three depths are traced. What is compiled as a whole is traced
+    before others. It pays from twice as many layers on: three depths are traced. A model compiled as a whole is traced
     as a whole.
     """
     if not shape.record.has_attention or recipe.compile:

@@ -1,4 +1,4 @@
-"""What a call of a model finds: its arguments, and the caches and counters that it or its modules may change."""
+"""The inputs of a model's call: its arguments, and the caches and counters that it or its modules may change."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Slot:
 
 
 class FoundByCall:
-    """What a call finds: its arguments, and what of them and of its modules it may change.
+    """The inputs of a call: its arguments, and the state in them and in its modules that it may change.
 
     Attributes:
         structure: all that must be equal for calls to be alike. `numbers`: sizes and whole numbers, which may grow.
@@ -48,7 +48,7 @@ class FoundByCall:
         self.slots: list[Slot] = []
 
     def take(self, value: Any, container: Any = None, key: Any = None) -> bool:
-        """Add a value; False where it holds something of which nothing is known."""
+        """Add a value; False where it holds something of which we know nothing."""
         kind = type(value)
         if isinstance(value, torch.Tensor):
             return self._take_tensor(value, container, key)
@@ -73,7 +73,7 @@ class FoundByCall:
         return self._take_object(value)
 
     def take_state(self, module: nn.Module) -> bool:
-        """Add the tensors and whole numbers that modules keep beside their parameters."""
+        """Add the tensors and whole numbers that modules keep next to their parameters."""
         for one in module.modules():
             fields = vars(one)
             for name, value in fields.items():

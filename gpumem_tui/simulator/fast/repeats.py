@@ -2,7 +2,7 @@
 
 When a model has been called twice in the same way (arguments that look alike, the same mode) while as much memory was
 held, and both calls, with the backward that followed, made the same allocations and releases in the same order, further
-such calls make them again without running the model. Those that find another amount held, as in the next step or where
+such calls make them again without running the model. Calls that find another amount held, as in the next step or where
 a program keeps its losses, do so as well once calls with two amounts have done alike.
 """
 
@@ -267,7 +267,7 @@ class Repeats:
         self._settle(0)
         if len(calls) == 1 and not answered:
             self._learn(calls[0], self._recorder.position)
-        elif len(calls) + len(answered) > 1:  # what each of them did cannot be told apart
+        elif len(calls) + len(answered) > 1:  # what each of them did cannot be separated
             self._refused.update((*(call.key for call in calls), *(key[1:] for key in answered)))
 
     def _reached(self, key: Key, repetition: Repetition) -> None:
@@ -396,7 +396,7 @@ class Repeats:
 
 
 _UNSUITABLE: Any = object()
-"""Stands for a result that cannot be made again."""
+"""Stand-in for a result that cannot be made again."""
 
 
 def _describe(value: Any, parts: list[Any], trains: bool) -> bool:
@@ -568,7 +568,7 @@ class Repetition:
 class RepeatedCall(torch.autograd.Function):
     """The place of a repeated call in autograd's graph, which holds the parameters as the call's own would.
 
-    Those that are trained live as long as the graph (`AccumulateGrad`), the others until backward (saved tensors).
+    Trained ones live as long as the graph (`AccumulateGrad`), the others until backward (saved tensors).
     """
 
     @staticmethod

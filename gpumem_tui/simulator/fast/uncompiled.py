@@ -27,9 +27,9 @@ _PLAIN_TYPES = frozenset((bool, int, float, type(None)))
 def leave_compiler_unloaded(torch: ModuleType) -> None:
     """Have ``import torch._dynamo`` load no more than its configuration until a program uses it.
 
-    Fake tensors read that. What optimizers ask of it at each step is answered by doing nothing. What shape functions
-    ask of symbolic sizes (whether one is known) is answered without them, and without sympy, where sizes are numbers;
-    whether a fake tensor is distributed, without the package of those.
+    Fake tensors read that. The optimizers' calls at each step do nothing. Calls by which shape functions
+    ask of symbolic sizes (whether one has a value) is answered without them, and without sympy, where sizes are
+    numbers; whether a fake tensor is distributed, without the package of those.
     """
     if _COMPILER in sys.modules:
         return
@@ -51,7 +51,7 @@ def leave_compiler_unloaded(torch: ModuleType) -> None:
 
 
 def _leave_distributed_tensors_unloaded(torch: ModuleType) -> None:
-    """Have torch's dispatcher ask `_DistributedTensors` of whatever tensor has a class of its own whether it is one.
+    """Have torch's dispatcher ask `_DistributedTensors` of every tensor that has a class of its own whether it is one.
 
     It takes that from the package at its first such question and keeps it, so it is asked one here.
     """
@@ -65,7 +65,7 @@ def _leave_distributed_tensors_unloaded(torch: ModuleType) -> None:
 
 
 class _DistributedTensors:
-    """Stands for the class of all distributed tensors, where there may be none yet."""
+    """Stand-in for the class of all distributed tensors, where there may be none yet."""
 
     def __instancecheck__(self, instance: object) -> bool:
         found = vars(sys.modules.get(_DISTRIBUTED, ModuleType("none"))).get("DTensor")
@@ -89,7 +89,7 @@ def _kept(function: Callable[..., Any] | None = None, recursive: bool = True, **
 
 
 class _Later(ModuleType):
-    """Stands for a module, in `sys.modules` too; what is asked of it loads that.
+    """Stand-in for a module, in `sys.modules` too; what is asked of it loads that.
 
     Args:
         path: of a package, where its modules are.
@@ -136,7 +136,7 @@ def _answers(value: Any) -> bool:
 
 
 class _Unloaded(_Later):
-    """Stands for the compiler."""
+    """Stand-in for the compiler."""
 
     def disable(self, function: Any = None, recursive: bool = True, **more: Any) -> Any:
         """Have the compiler, once it is there, leave a function alone with all that it calls."""
@@ -180,7 +180,7 @@ class _Parts(Loader):
     """Finds the parts of a package that is loaded by the first use of any.
 
     Args:
-        package: what stands for it.
+        package: what represents it.
     """
 
     def __init__(self, package: _Later) -> None:
@@ -208,7 +208,7 @@ class _Parts(Loader):
         module.__spec__ = self._spec
 
 
-# Symbolic sizes, of which there are none until a program compiles or exports
+# Symbolic sizes, of which none exist until a program compiles or exports
 
 
 def _is_plain(value: Any) -> bool:
@@ -223,21 +223,21 @@ def _is_plain(value: Any) -> bool:
 
 
 def _are_equal(one: Any, other: Any) -> bool:
-    """Return whether two sizes or shapes are equal, whatever kinds of sequences these are."""
+    """Return whether two sizes or shapes are equal, for any kinds of sequences."""
     if isinstance(one, (tuple, list)):
         return len(one) == len(other) and all(map(_are_equal, one, other))
     return bool(one == other)
 
 
 class _Algebra(_Later):
-    """Stands for sympy, of which shape functions ask whether a number is an expression."""
+    """Stand-in for sympy, of which shape functions ask whether a number is an expression."""
 
     def __getattr__(self, name: str) -> Any:
         return _Expressions(self) if name == "Basic" and self.stands else super().__getattr__(name)
 
 
 class _Expressions:
-    """Stands for the class of all expressions, where there are none yet."""
+    """Stand-in for the class of all expressions, if missing yet."""
 
     def __init__(self, algebra: _Algebra) -> None:
         self._algebra = algebra
@@ -253,7 +253,7 @@ class _Expressions:
 
 
 class _Functions(_Later):
-    """Stands for torch's functions of expressions, one of which is imported to find out whether a tensor is dense."""
+    """Stand-in for torch's functions of expressions, one of which is imported to find out whether a tensor is dense."""
 
     def __getattr__(self, name: str) -> Any:
         is_asked_for_maximum = name == "Max" and self.stands
@@ -261,11 +261,11 @@ class _Functions(_Later):
 
 
 class _NeverRaised(RuntimeError):
-    """Stands for the error of a symbol of unknown value, where there are no symbols."""
+    """Stand-in for the error of a symbol of unknown value, where there are no symbols."""
 
 
 class _PlainSizes(_Later):
-    """Stands for the module of symbolic sizes; what is asked of it but for plain sizes loads it, and sympy with it."""
+    """Stand-in for the module of symbolic sizes; asking it for anything but plain sizes loads it, and sympy."""
 
     GuardOnDataDependentSymNode = _NeverRaised
     _KNOWN: ClassVar[dict[str, Callable[..., Any]]] = {

@@ -26,7 +26,7 @@ _PARTS = 16
 """Parts in which the gradient of a normalization's weight is summed (`part_size` of csrc/layer_norm_cuda_kernel.cu)."""
 
 
-# Kernels on lists of tensors: (values of a block, flag that says to do nothing, lists of tensors, …)
+# Kernels on lists of tensors: (values of a block, flag that asks to do nothing, lists of tensors, …)
 
 
 @kernel(_PACKAGE)
@@ -92,9 +92,9 @@ multi_tensor_applier = MultiTensorApply(_CHUNK)
 
 
 class _Fused(torch.optim.Optimizer):
-    """What the optimizers have in common: a flag on the GPU, and steps counted by group.
+    """Common to the optimizers: a flag on the GPU, and steps counted by group.
 
-    `set_grad_none` says what torch does today anyway.
+    `set_grad_none` shows what torch does today anyway.
     """
 
     _types: tuple[torch.dtype, ...] = (torch.float16, torch.float32)
@@ -143,7 +143,7 @@ class _Fused(torch.optim.Optimizer):
 
 
 class FusedAdam(_Fused):
-    """Adam with moments in fp32 whatever the parameters' type, and fp32 copies of these if they are asked for."""
+    """Adam with moments in fp32 for parameters of any type, and fp32 copies of these if they are asked for."""
 
     _types = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -502,7 +502,7 @@ class FusedLayerNorm(nn.Module):
             nn.init.zeros_(bias)
 
     def forward(self, input: torch.Tensor) -> Any:  # noqa: A002 - as apex's is called
-        """Normalize; the class says how."""
+        """Normalize; the class shows how."""
         bias = getattr(self, "bias", None)
         if not input.is_cuda:
             if self._is_rms:

@@ -1,4 +1,4 @@
-"""What else the flash-attn package has: unpadding, rotary embeddings, its cross entropy and its norms.
+"""The rest of the flash-attn package: unpadding, rotary embeddings, its cross entropy and its norms.
 
 Follows flash_attn/bert_padding.py, utils/distributed.py, layers/rotary.py, ops/activations.py and, of ops/triton,
 rotary.py, cross_entropy.py and layer_norm.py, of its version 2.8.3. Its Triton kernels write into what is made before
@@ -153,7 +153,7 @@ def apply_rotary(
 
 
 class _Rotary(torch.autograd.Function):
-    """Saves the tables alone. Of the parts at `where` in the third dimension, if any, in place."""
+    """Saves the tables alone. Rotates the parts at `where` in the third dimension, if any, in place."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, inplace: bool, where: Any) -> Any:
@@ -360,7 +360,7 @@ def _normed(x: Any, residual: Any, wanted: torch.dtype, dropout: float, rms: boo
 
 
 _PROGRAMS = 8
-"""Of Triton for each multiprocessor, each with a partial gradient of weight and bias (`_layer_norm_bwd_impl`)."""
+"""Triton programs for each multiprocessor, each with a partial gradient of weight and bias (`_layer_norm_bwd_impl`)."""
 
 
 @kernel(_PACKAGE)

@@ -173,7 +173,7 @@ class MambaBlock(nn.Module):
 
 @dataclass
 class MambaConfig:
-    """What a network is made of."""
+    """A network's configuration."""
 
     d_model: int = 2560
     d_intermediate: int = 0
@@ -251,7 +251,7 @@ _Output = namedtuple("_Output", ["logits"])
 
 
 class MambaLMHeadModel(nn.Module):
-    """A language model; its embedding is its last projection, too, if the configuration says so."""
+    """A language model; its embedding is its last projection, too, if the configuration ties them."""
 
     def __init__(
         self, config: MambaConfig, initializer_cfg: Any = None, device: Any = None, dtype: Any = None  # noqa: ARG002

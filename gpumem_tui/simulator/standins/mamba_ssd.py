@@ -30,12 +30,12 @@ _ROWS = 32
 _STATES = 64
 """Values of a state that one block passes on, at the fewest (`_state_passing_bwd`)."""
 _MOST_BYTES = 65536
-"""Of a row that is normalized."""
+"""Most bytes of a row that is normalized."""
 
 
 @dataclass(frozen=True)
 class _Scan:
-    """What the kernels of a scan are given, and how large it is."""
+    """The inputs and sizes of a scan's kernels."""
 
     x: torch.Tensor
     dt: torch.Tensor

@@ -1,8 +1,8 @@
 """Stand-ins by shape: packages compiled for CUDA that can be imported on the simulated GPU, and what each is.
 
-A package here that is not installed is found by `import`, `importlib.util.find_spec` and `importlib.metadata` all the
-same; of one that is installed its Python part is used, and its compiled modules alone are stood in for. What stands in
-is plain Python on tensors without data: it makes the outputs, what is saved for backward and the scratch that the
+A package here that is not installed is found by `import`, `importlib.util.find_spec` and `importlib.metadata` anyway;
+of one that is installed its Python part is used, and its compiled modules alone are stood in for. The stand-ins
+are plain Python on tensors without data: it makes the outputs, what is saved for backward and the scratch that the
 published source makes, in its order. Only a followed program on the simulated GPU finds any of it.
 """
 
@@ -41,8 +41,8 @@ class StandIn:
         compiled: by compiled module its names, in words; stood in for wherever the package is installed or not, as is
             a module of Python that works with its compiled part alone. ``name=other`` is called `other` in `body`.
         layer: by module of its Python part its names; these stand in only where the package is not installed.
-        passed_by: packages that take it where it is installed, unasked, and go on without: they do not find it. ``*``
-            for every library that only tries to import it.
+        passed_by: packages that take it where it is installed, unasked, and continue without: they do not find it.
+            ``*`` for every library that only tries to import it.
         gone: by module of its Python part that its later versions lack: what to say instead.
     """
 
@@ -309,7 +309,7 @@ def _spec(name: str, one: StandIn, modules: Mapping[str, str]) -> ModuleSpec:
 
 
 def _passes_by(packages: Sequence[str]) -> bool:
-    """Return whether the code that asks for a module, past the import system, is one of those that go on without."""
+    """Return whether the code that asks for a module, past the import system, is one of those that continue without."""
     frame, searches = sys._getframe(2), False
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("importlib"):
         searches = searches or frame.f_globals["__name__"] == "importlib.util"
@@ -359,7 +359,7 @@ class _Loader(Loader):
 
 
 class _Metadata(Distribution):
-    """What `importlib.metadata` answers of a package that is stood in for."""
+    """The distribution that `importlib.metadata` answers of a package that is stood in for."""
 
     def __init__(self, one: StandIn) -> None:
         self._one = one
@@ -377,14 +377,14 @@ class _Metadata(Distribution):
         return path
 
 
-# What the bodies have in common
+# Common to the bodies
 
 
 def kernel(package: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a function stand for one of a package's compiled ones.
 
     Its body makes with torch what the compiled one makes (`torch.empty_like`, `x.new_empty`), in its order, and lets go
-    of its scratch by returning. Values of what it returns are unknown. The result of the trace says that the package
+    of its scratch by returning. Values of what it returns are unknown. The result of the trace states that the package
     is stood in for.
     """
 
@@ -404,7 +404,7 @@ def on_gpu(package: str, *tensors: torch.Tensor | None) -> None:
     """Raise as compiled code does of a tensor that does not lie on the GPU.
 
     Raises:
-        RuntimeError: one lies elsewhere.
+        RuntimeError: one is elsewhere.
     """
     for tensor in tensors:
         if tensor is not None and not tensor.is_cuda:

@@ -26,7 +26,7 @@ _MOST_WIDE = 256
 
 
 class AttentionBias:
-    """What tokens may see, without a tensor of it."""
+    """A mask of the tokens that each token may see, without a tensor."""
 
     is_causal = False
 
@@ -45,7 +45,7 @@ class LowerTriangularMask(AttentionBias):
 
 
 class LowerTriangularFromBottomRightMask(LowerTriangularMask):
-    """A causal mask whose last query stands beside the last key."""
+    """A causal mask whose last query is next to the last key."""
 
 
 class LowerTriangularMaskWithTensorBias(LowerTriangularMask):
@@ -114,7 +114,7 @@ class BlockDiagonalMask(AttentionBias):
         return BlockDiagonalCausalMask(self.q_seqinfo, self.k_seqinfo, self._batch_sizes)
 
     def to(self, _device: Any) -> BlockDiagonalMask:
-        """Return the mask itself, which lies on the GPU."""
+        """Return the mask itself, which is on the GPU."""
         return self
 
 

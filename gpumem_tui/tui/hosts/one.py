@@ -42,7 +42,7 @@ class HostSource:
         return self._connection.latest()
 
     def wait(self, after: Snapshot | None, timeout_s: float) -> Snapshot | None:
-        """Return the first snapshot that is not `after`, or None if there is none in time."""
+        """Return the first snapshot that is not `after`, or None if none comes in time."""
         return self._connection.wait(after, timeout_s)
 
     def subscribe(self, tell: Callable[[], None]) -> None:
@@ -51,7 +51,7 @@ class HostSource:
         self._connection.subscribe(tell)
 
     def stop(self) -> None:
-        """Call the subscribers no more; the connection goes on."""
+        """Call the subscribers no more; the connection continues."""
         for tell in self._told:
             self._connection.unsubscribe(tell)
         self._told.clear()

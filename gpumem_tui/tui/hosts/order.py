@@ -52,7 +52,7 @@ _VALUES: Mapping[HostOrder, Callable[[HostStatus], float | str | tuple[object, .
     HostOrder.USER: lambda each: each.users or None,
     HostOrder.MODEL: lambda each: each.models.lower() or None,
 }
-"""What each is sorted by; None where it is unknown, or there is none."""
+"""Sort key of each order; None sorts last."""
 
 
 def ordered(statuses: Sequence[HostStatus], order: HostOrder, *, reverse: bool) -> tuple[HostStatus, ...]:
@@ -84,7 +84,7 @@ class Filter:
     Attributes:
         words: in small letters.
         conditions: on hosts; `user`: whose processes are listed, in small letters, empty for anybody's.
-        problem: one line on a condition that says nothing; empty otherwise.
+        problem: one line on a condition that gives nothing; empty otherwise.
     """
 
     words: tuple[str, ...] = ()
@@ -148,5 +148,5 @@ def _condition(name: str, compared: str, value: str) -> _Is | str:
 
 
 def _answers(status: HostStatus) -> bool:
-    """Return whether it says now what its GPUs hold: of one that is away nobody knows."""
+    """Return whether it states now what its GPUs hold: of one that is away nobody knows."""
     return bool(status.gpus) and status.phase is not HostPhase.AWAY

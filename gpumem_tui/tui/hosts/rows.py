@@ -1,4 +1,4 @@
-"""What the screen of hosts shows: one immutable state, and the processes that it lists, in their order."""
+"""The contents of the screen of hosts: one immutable state, and the processes that it lists, in their order."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ _VALUES: Mapping[HostsSort, Callable[[RemoteProcess], float | str | tuple[object
     HostsSort.USER: lambda each: each.user,
     HostsSort.RANK: _job_and_rank,
 }
-"""What each is sorted by, but for the host's place; None where it is unknown."""
+"""Sort key of each column, but for the host's place; None where it is unknown."""
 
 
 _STALE_S = 5.0
@@ -127,7 +127,7 @@ _CHOSEN_LINES = 2
 _FIGURES = 52
 """Cells of the columns that are there, without the host's name."""
 _COUNTED_FROM = 76
-"""Cells of width from which a host's free GPUs are told beside their number."""
+"""Cells of width from which a host's free GPUs are listed next to their number."""
 _MORE, _MORE_FROM = 20, 80
 """Cells of each further column, and how many have to be left for them and the state."""
 
@@ -146,7 +146,7 @@ def _free(memory: MemorySum) -> str:
 
 
 def hosts_header(state: HostsState, width: int, right: Row) -> Row:
-    """Return how many hosts there are, how many answer, and the sum of what they hold as far as it is known."""
+    """Return how many hosts there are, how many answer, and the sum of what they hold as far as known."""
     live = [status for status in state.statuses if status.phase is HostPhase.LIVE]
     gpus = sum(len(status.gpus) for status in live)
     memory = MemorySum.together(status.memory for status in live)

@@ -43,7 +43,7 @@ from gpumem_tui.tui.monitor.table_screen import UNFILTER, Ending, TableScreen
 from gpumem_tui.tui.replay.keys import REPLAY_BINDINGS
 
 _TICK_S = 1.0
-"""Ages go on without news."""
+"""Ages continue without news."""
 _HOSTS_SHARE = 0.5
 _EXPAND = "The GPUs of the host below it, or not"
 _MONITOR = "The full Monitor of the host; esc there leads back"
@@ -117,7 +117,7 @@ class HostsScreen(TableScreen[HostsState]):
 
     @property
     def snapshots(self) -> Mapping[str, Snapshot]:
-        """Those of the hosts that answer."""
+        """The newest snapshot of each host that answers."""
         live = (status for status in self._state.statuses if status.phase is HostPhase.LIVE)
         return {status.host.name: status.report.snapshot for status in live if status.report is not None}
 
@@ -146,10 +146,10 @@ class HostsScreen(TableScreen[HostsState]):
         self._open = ""
         self.look()
 
-    # What comes in
+    # News
 
     def _tick(self) -> None:
-        """Let ages go on, unless it was looked just now."""
+        """Let ages continue, unless it was looked just now."""
         if time.monotonic() - self._looked_s > _TICK_S / 2:
             self.look()
 
@@ -215,7 +215,7 @@ class HostsScreen(TableScreen[HostsState]):
         return self.replay is None if action == "connect" else super().check_action(action, parameters)
 
     def action_end(self, ending: Ending) -> None:
-        """Ask, then end the chosen process: the one that was asked about, whatever its pid means by then."""
+        """Ask, then end the chosen process: the one that was asked about, even if its pid is reused by then."""
         chosen = self.chosen_process
         host = None if chosen is None else chosen.known
         if chosen is None or host is None or refused(self, Act.END):

@@ -1,1 +1,1 @@
-"""What every screen is made of: rows of styled text, lists, bars, dialogues, themes, the terminal."""
+"""The parts of every screen: rows of styled text, lists, bars, dialogues, themes, the terminal."""

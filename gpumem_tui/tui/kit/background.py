@@ -1,4 +1,4 @@
-"""Work beside the event loop that may never come back, and what goes wrong in it."""
+"""Work next to the event loop that may never come back, and what goes wrong in it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def in_daemon_thread(work: Callable[[], T]) -> T:
 
 
 def report_error(app: App[T], error: BaseException) -> None:
-    """Show an unexpected error on the screen as the program's own, with its file and line; the program goes on."""
+    """Show an unexpected error on the screen as the program's own, with its file and line; the program continues."""
     app.notify(own_error(error), title="Error", severity="error", timeout=_READ_S, markup=False)
 
 

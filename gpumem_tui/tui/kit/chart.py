@@ -17,7 +17,7 @@ from gpumem_tui.tui.kit.glyphs import EIGHTHS
 T = TypeVar("T")
 Point = tuple[float, float]
 Place = Callable[[float], float]
-"""Where a value lies on an axis, 0 to 1."""
+"""Where a value is on an axis, 0 to 1."""
 
 LABEL_WIDTH = 8
 """Cells left of an area."""
@@ -84,7 +84,7 @@ def ends_row(columns: int, last: str) -> Row:
 
 
 def by_column(items: Iterable[tuple[int, T]], columns: int, height: Callable[[T], int]) -> list[T | None]:
-    """Return the highest item of each column; where there is none, that of the column before."""
+    """Return the highest item of each column; if missing, that of the column before."""
     shown: list[T | None] = [None] * columns
     for column, item in items:
         there = shown[column]
@@ -101,7 +101,7 @@ def _eighths(size: float, total: float, rows: int) -> int:
 
 @lru_cache(4096)
 def _area_column(stack: Stack, rows: int) -> tuple[Span, ...]:
-    """Return the cells of a column from the top down. Of a chart over time all but the newest were drawn before."""
+    """Return the cells of a column from the top down. In a chart over time all but the newest were drawn before."""
     return tuple(_area_cell(stack, row) for row in range(rows - 1, -1, -1))
 
 
@@ -142,7 +142,7 @@ class TimeAxis:
         return self.start_s + (self.columns - 0.5) * self.step_s
 
     def time_at(self, x: int) -> float | None:
-        """Return the middle of what is drawn at a column of the widget; None beside the chart."""
+        """Return the middle of what is drawn at a column of the widget; None next to the chart."""
         column = x - self.labels
         return self.start_s + (column + 0.5) * self.step_s if 0 <= column < self.columns else None
 
@@ -154,7 +154,7 @@ class TimeAxis:
         return column if 0 <= column < self.columns else None
 
     def row(self, cursor: int | None, last: str = "now") -> Row:
-        """Return the line that says how long ago every so many columns are, and where the cursor is."""
+        """Return the line that shows how long ago every so many columns are, and where the cursor is."""
         (lead, style), (text, _) = self.label_row(lambda ago: f"−{duration(ago * self.step_s)}" if ago else last)
         if cursor is None:
             return [(lead + text, style)]
@@ -185,7 +185,7 @@ class Plot:
     """`columns` × `rows` cells to draw points (x, y) into, each in eight dots or in a cell of its own.
 
     Args:
-        x_of: where an x lies; y reaches from 0 to `top`.
+        x_of: where an x is; y reaches from 0 to `top`.
     """
 
     def __init__(self, columns: int, rows: int, x_of: Place, top: float) -> None:
@@ -263,11 +263,11 @@ class Plot:
         return rows
 
     def _across(self, x: float) -> float:
-        """Return where an x lies, in dots from the left."""
+        """Return where an x is, in dots from the left."""
         return min(1.0, max(0.0, self._x_of(x))) * (self.columns * _DOTS_ACROSS - 1)
 
     def _down(self, y: float) -> float:
-        """Return where a y lies, in dots from the top."""
+        """Return where a y is, in dots from the top."""
         return (1 - min(1.0, y / self._top)) * (self.rows * _DOTS_DOWN - 1)
 
 

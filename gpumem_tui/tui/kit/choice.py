@@ -51,7 +51,7 @@ class ChoiceField(Widget, can_focus=True):
 
         @property
         def control(self) -> ChoiceField:
-            """The field that says it."""
+            """The field that states it."""
             return self.field
 
     class Changed(OfField):
@@ -59,7 +59,7 @@ class ChoiceField(Widget, can_focus=True):
 
     @dataclass
     class Refused(OfField):
-        """A digit picks nothing; `reason` says why."""
+        """A digit picks nothing; `reason` gives the reason."""
 
         reason: str
 
@@ -97,7 +97,7 @@ class ChoiceField(Widget, can_focus=True):
             self.value = values[found]
 
     def action_turn(self, way: int) -> None:
-        """Choose the value before or after this one; there is none before the first nor after the last."""
+        """Choose the value before or after this one; none exists before the first nor after the last."""
         values = list(self._labels)
         self.value = values[min(max(0, values.index(self.value) + way), len(values) - 1)]
 

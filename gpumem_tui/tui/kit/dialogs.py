@@ -63,7 +63,7 @@ class ScrolledDialog(Dialog[Answer]):
         self.scrolled.scroll_to(y=self.scrolled.max_scroll_y * end, animate=False)
 
 
-# What is picked
+# Choices
 
 
 class PickScreen(Dialog[str | None]):
@@ -151,11 +151,11 @@ class PickScreen(Dialog[str | None]):
             self.call_after_refresh(options.scroll_to_highlight)  # before the list has a size nothing can scroll
 
 
-# What is read
+# Texts
 
 
 class TextScreen(ScrolledDialog[str | None]):
-    """A text to read; with `plain`, the same to copy.
+    """A text to read; `plain` is its form to copy.
 
     Args:
         lines: as they are drawn. `plain`: as it is copied; "" for none.
@@ -222,7 +222,7 @@ class DetailsScreen(TextScreen):
 
     Args:
         lines: the text; `may_end`: offer to end the process; `may_look`: to look into its next step.
-        may_keep: to keep what it takes beside its allocator.
+        may_keep: to keep what it takes outside its allocator.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -387,7 +387,7 @@ class QuestionScreen(Dialog[bool]):
 
 
 class WaitingScreen(Dialog[None]):
-    """Says for how long it has waited; leaving it is leaving off. Stays, with the reason, when it fails.
+    """Shows for how long it has waited; leaving it is leaving off. Stays, with the reason, when it fails.
 
     Args:
         title: what is under way; `about`: with whom, in one line; `effect`: what that means, and what leaving off does.

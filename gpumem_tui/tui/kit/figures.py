@@ -163,7 +163,7 @@ def ruled(left: list[Span], right: list[Span], width: int) -> list[Span]:
 
 
 def header_line(subject: Span, facts: Sequence[Span], right: Row, width: int) -> Row:
-    """Return a screen's first line: the program, what is shown, and facts as far as there is room beside `right`."""
+    """Return a screen's first line: the program, what is shown, and facts as far as there is room next to `right`."""
     left: Row = [(PROGRAM, "bold $primary"), ("  ", "")]
     text, style = subject
     room = width - span_width(left) - span_width(right) - 1

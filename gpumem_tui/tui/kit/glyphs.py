@@ -1,4 +1,4 @@
-"""What the screen is drawn with: themes, a pattern and a colour for every bucket, symbols for outcomes, their ASCII."""
+"""Drawing styles: themes, a pattern and a colour for every bucket, symbols for outcomes, their ASCII."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ BAR_ORDER = (*ALLOCATED_BUCKETS, Bucket.CACHE, Bucket.CONTEXT, Bucket.DRIVER_RES
 
 _THEMES = tomllib.loads(Path(__file__).with_name("themes.toml").read_text(encoding="utf-8"))
 PALETTE: dict[str, str] = _THEMES.pop("palette")
-"""What memory is drawn with, where a theme does not say."""
+"""Colours of memory, where a theme has none."""
 THEMES = tuple(Theme(name=name, **colours) for name, colours in _THEMES.items())
 THEME = THEMES[0]
 """The one to open with, unless the settings say another."""

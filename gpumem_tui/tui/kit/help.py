@@ -19,7 +19,7 @@ from gpumem_tui.tui.kit.main_screen import ActingApp, MainScreen
 _NAME_WIDTH = 11
 _LONGEST_NAME = 14
 _WORDS_WIDTH = 59
-"""Cells of an entry of a help: of its name, usually and at most, and of what it says."""
+"""Cells of an entry of a help: of its name, usually and at most, and of what it states."""
 
 
 class HelpScreen(TextScreen):
@@ -37,7 +37,7 @@ class HelpScreen(TextScreen):
 
     @classmethod
     def of(cls, screen: MainScreen) -> HelpScreen:
-        """Make the help of a screen: its keys, what it says itself, and the tables of its page of the manual."""
+        """Make the help of a screen: its keys, what it states itself, and the tables of its page of the manual."""
         tables = manual_tables(screen.TOPIC, screen.TABLES) if screen.TOPIC else ()
         return cls([*screen.help_first(), *key_lines(screen), *screen.help_lines(), *tables], screen.TOPIC)
 

@@ -122,7 +122,7 @@ def _differing(old: Row, new: Row) -> tuple[int, int]:
 
 
 def _common(old: Row, new: Row, *, from_end: bool = False) -> int:
-    """Cells that are the same from one end on."""
+    """Cells that are equal from one end on."""
     step = -1 if from_end else 1
     cells = 0
     for (old_text, old_style), (text, style) in zip(old[::step], new[::step], strict=False):

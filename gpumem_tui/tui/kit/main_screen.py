@@ -1,4 +1,4 @@
-"""What the program's main screens have in common: their frame, the line of keys, and the acts that they may do."""
+"""Common to the program's main screens: their frame, the line of keys, and the acts that they may do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpumem_tui.tui.kit.textual_internals import KeysInOrder, Result, SizedScree
 
 
 class Act(Enum):
-    """Something that changes the machine or a process on it; the value says that it is not done."""
+    """Something that changes the machine or a process on it; the value states that it is not done."""
 
     END = "no process is ended"
     ATTACH = "no probe is put into a process"
@@ -33,7 +33,7 @@ class Act(Enum):
 
 
 TO_PROCESSES = frozenset({Act.END, Act.ATTACH, Act.LOOK})
-"""What is done to processes that others may have started."""
+"""Acts on processes that others may have started."""
 EVERY_ACT = frozenset(Act)
 
 
@@ -73,7 +73,7 @@ def refusal(act: Act) -> str:
 _KEPT = 2
 """The last keys (help and quit) are shown however narrow the screen is."""
 _PALETTE = "palette"
-"""The command palette's key stands right where there is room for it."""
+"""The command palette's key is right where there is room for it."""
 _ROOM_BEFORE_PALETTE = 3
 
 _Shown = tuple[str, str, str]
@@ -159,7 +159,7 @@ class MainScreen(SizedScreen):
     """Monitor, Search or Plan: a screen on keys 1, 2, 3, made when first shown and kept until the end.
 
     Attributes:
-        SMALLEST: columns and rows below which the screen only says that it needs them.
+        SMALLEST: columns and rows below which the screen only states that it needs them.
         TOPIC: its page of the manual; `TABLES`: the heads of that page's tables that its help shows, empty for all.
         ending: the program is being left: nothing is begun any more.
     """
@@ -172,13 +172,13 @@ class MainScreen(SizedScreen):
 
     @dataclass
     class Wanted(Message):
-        """The user wants another screen to go on with something."""
+        """The user wants another screen to continue with something."""
 
         screen: ScreenName
         what: object
 
     def take_over(self, _what: object) -> str:
-        """Go on with what another screen hands over, where the screen knows it; return why not, empty if it does."""
+        """Continue with what another screen hands over, where the screen knows it; return why not, empty if it does."""
         return ""
 
     def compose(self) -> ComposeResult:
@@ -196,10 +196,10 @@ class MainScreen(SizedScreen):
         return False
 
     def cancel(self) -> None:
-        """End whatever runs behind the screen; safe to call from any thread, returns at once."""
+        """End all work behind the screen; safe to call from any thread, returns at once."""
 
     async def end(self) -> int:
-        """End whatever runs behind the screen, wait until it is gone, and return the exit code for leaving now."""
+        """End all work behind the screen, wait until it is gone, and return the exit code for leaving now."""
         self.ending = True
         self.cancel()
         return 0

@@ -15,7 +15,7 @@ from gpumem_tui.tui.kit.glyphs import THEME, THEMES
 from gpumem_tui.tui.kit.main_screen import KeyBar
 
 _CONTENTS_FROM = 100
-"""Columns from which the table of contents stands beside the text without being asked for."""
+"""Columns from which the table of contents is next to the text without being asked for."""
 
 
 class ManualScreen(ModalScreen[None]):

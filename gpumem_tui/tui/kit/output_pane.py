@@ -42,7 +42,7 @@ class Printed:
     """The last lines of one search or command; written by the thread that follows it and read by the screen's.
 
     Args:
-        first: what stands above the command's own lines.
+        first: what is above the command's own lines.
 
     Attributes:
         unfinished: the command's line that has no end yet; empty for none.

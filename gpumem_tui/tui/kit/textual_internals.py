@@ -1,8 +1,9 @@
 """All that reaches into what Textual does not promise to keep: its terminal driver, the way of its events, a cache.
 
 Written for Textual 8 (checked on 8.2.8), which `pyproject.toml` asks for. `tests/tui/test_tui_textual_internals.py`
-names what a later Textual lacks. Each place says what it is for. Upstream: Textualize/textual#1582 is open for stopping
-and continuing, #1199 (closed) is a key that reaches who gets the focus next; for the others we know of no issue.
+names what a later Textual lacks. Each place shows what it is for. Upstream: Textualize/textual#1582 is open for
+stopping and continuing, #1199 (closed) is a key that reaches who gets the focus next; for the others we know of no
+issue.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ USED: dict[type, tuple[str, ...]] = {
 """By class of Textual, the names that are used here and might be gone or mean something else in its next version."""
 
 _TICK_S = 0.1
-"""An escape key is told from the beginning of a sequence by what does not follow within such a time."""
+"""An escape key is distinguished from the beginning of a sequence by what does not follow within such a time."""
 _LIVELY_S = 1.0
 """So long after a key the time above counts; then there is only the end of the program to look for."""
 _QUIET_S = 0.5
@@ -171,14 +172,14 @@ long. A note goes with the widget that has it, as when a key closes a dialogue."
 
 @dataclass
 class KeyDone(Message):
-    """Follows a key from the focused widget up to the app, behind whatever the key did on the way."""
+    """Follows a key from the focused widget up to the app, behind the key's effects on the way."""
 
     key: Key
     round: int
 
 
 class LastingApp(App[Result]):
-    """An app that goes on when one of its workers fails: the error is named on the screen. Textual 8 would end it."""
+    """An app that continues when one of its workers fails: the error is named on the screen. Textual 8 would end it."""
 
     def _handle_exception(self, error: Exception) -> None:
         if isinstance(error, WorkerFailed):
@@ -191,7 +192,7 @@ class KeysInOrder(LastingApp[Result]):
     """An app that hands a key out only when the one before has done what it does.
 
     Textual 8 hands each key to the focused widget as it comes, while the action bound to it runs later, in the app's
-    own queue. Of ``Down`` and ``9`` in one write, as over a slow line, the 9 would reach the row above, or the field
+    own queue. With ``Down`` and ``9`` in one write, as over a slow line, the 9 would reach the row above, or the field
     that ``Tab`` leaves.
     """
 

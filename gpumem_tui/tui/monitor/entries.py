@@ -26,7 +26,7 @@ _KEPT_S = 1800.0
 _FIRST_S = 120.0
 """How long one that ended otherwise than it should is before those that live; where memory ran out it is all along."""
 _MOST_ENDED = 8
-"""Of those the last so many, so that they do not take the place of the living."""
+"""How many ended processes are listed at most, the last ones, so that they do not displace the living."""
 _NOT_LISTED = Unknown("the driver does not list it")
 _ENDED = "ended"
 
@@ -52,13 +52,13 @@ class Entry:
 
     @property
     def key(self) -> ProcessKey:
-        """The key that stays the same from snapshot to snapshot, from before the process's first step on."""
+        """The key that is constant from snapshot to snapshot, from before the process's first step on."""
         device = "" if self.gpu is None else device_key(self.gpu)
         return _ENDED if self.has_ended else device, self.process.pid, self.process.instance or self.slot
 
     @property
     def host(self) -> HostProcess | None:
-        """The process as the operating system knows it, if that is known."""
+        """The process as the operating system knows it, if known."""
         return None if isinstance(self.process.host, Unknown) else self.process.host
 
     @property
@@ -176,7 +176,7 @@ def _all(state: MonitorState) -> Iterator[Entry]:
 
 
 def _is_of(entry: Entry, user: str) -> bool:
-    """Return whether a process is known to be a user's; of one that has ended, its probe's file says so."""
+    """Return whether a process surely is a user's; of one that has ended, its probe's file notes this."""
     if entry.host is None and entry.watched is not None:
         return user_name(entry.watched.process.uid) == user
     return is_of(user, entry.process.host)
@@ -206,7 +206,7 @@ def _matches(entry: Entry, filter_text: str) -> bool:
 def _sorted(listed: list[Entry], state: MonitorState) -> list[Entry]:
     """Sort: first what ended as memory ran out, or just now otherwise than it should; last what else has ended.
 
-    What is unknown comes after what is known; equal ones are by GPU and pid.
+    Unknown values come last; equal ones are by GPU and pid.
     """
     value_of = _VALUES[state.sort]
     listed = sorted(listed, key=lambda entry: (math.inf if entry.gpu is None else entry.gpu.index, entry.process.pid))
@@ -233,7 +233,7 @@ def _comes_first(entry: Entry, now_s: float) -> bool:
 
 
 _Sorted = Union[float, str, None]  # noqa: UP007  an alias cannot be written with | on Python 3.10
-"""What an entry is sorted by; None for one that has it not."""
+"""Sort key of an entry; None for an entry without it."""
 
 
 def _of_host(read: Callable[[HostProcess], Reading[float | str]]) -> Callable[[Entry], _Sorted]:

@@ -47,7 +47,7 @@ _CARD_LEGENDS = (4, 3, 2, 1)
 _CARD_HEAD = 2
 _HEADING = 1
 _PROCESS_CARD = 4
-"""Lines of the watched process that stands in the GPUs' place where there are none."""
+"""Lines of the watched process, which takes the GPUs' place where there are no GPUs."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Layout:
     """Rows and columns of each part.
 
     Attributes:
-        columns: GPUs beside one another.
+        columns: GPUs side by side.
         card: lines of a GPU's card; 0 where each has a single line.
         detail: lines on the GPU in focus below the list; 0 for none.
         gpus, history, table: rows of each part, headings included; 0 where it is left out.
@@ -149,7 +149,7 @@ def used_share(gpu: GpuReading) -> float | None:
 
 
 def utilization_span(gpu: GpuReading, width: int = 4) -> Span:
-    """Return the utilization, such as "87%"; what a MIG device says is never 0."""
+    """Return the utilization, such as "87%"; what a MIG device states is never 0."""
     return fit_right(known(gpu.telemetry.utilization_percent, lambda value: f"{value}%"), width), ""
 
 
@@ -177,7 +177,7 @@ def used_span(state: MonitorState, gpu: GpuReading, width: int) -> Span:
 
 
 def state_span(gpu: GpuReading) -> Span | None:
-    """Return how a device stands if it does not answer: "stale 4 s", "lost"."""
+    """Return the state of a device if it does not answer: "stale 4 s", "lost"."""
     if gpu.state is DeviceState.STALE:
         return f"stale {gpu.age_s:.0f} s", "bold $warning"
     if gpu.state is DeviceState.LOST:
@@ -239,7 +239,7 @@ def _instance_share(instance: Instance, look: Look) -> Share:
 
 
 def divided_share(process: GpuProcess, used_bytes: int, parts: ProcessParts) -> Iterator[Share]:
-    """Yield what a probe says of a process: its CUDA context, its allocator's cache and its buckets."""
+    """Yield what a probe reports of a process: its CUDA context, its allocator's cache and its buckets."""
     sizes = {Bucket.CONTEXT: used_bytes - parts.reserved_bytes, Bucket.CACHE: parts.cache_bytes}
     sizes.update({bucket: parts.breakdown[bucket] for bucket in ALLOCATED_BUCKETS})
     for bucket, size_bytes in sizes.items():
@@ -249,7 +249,7 @@ def divided_share(process: GpuProcess, used_bytes: int, parts: ProcessParts) -> 
 
 
 _GUTTER = 2
-"""Cells between GPUs that stand beside one another."""
+"""Cells between GPUs that stand side by side."""
 
 _ROOMY = 60
 """Cells from which a line has power and temperature."""
@@ -260,7 +260,7 @@ _NAMES = ((150, 30), (110, 18), (70, 14), (0, 0))
 
 @dataclass(frozen=True)
 class GpusView:
-    """The panel's rows, and where each GPU stands.
+    """The panel's rows, and where each GPU is.
 
     Attributes:
         places: device key by (first row, rows, first column, columns).
@@ -370,7 +370,7 @@ def _how_many(state: MonitorState, shown: Sequence[GpuReading], first: int) -> s
 
 
 def _line(state: MonitorState, gpu: GpuReading, width: int) -> Row:
-    """Return one GPU in one line. The bar is last: what stands left of a change is sent to the terminal again."""
+    """Return one GPU in one line. The bar is last: what is left of a change is sent to the terminal again."""
     left = _marker(state, gpu)
     name_width = _name_width(width)
     if name_width:
@@ -477,7 +477,7 @@ def _side_by_side(blocks: Sequence[list[Row]], cell: int) -> list[Row]:
 
 
 def probed_card(watched: WatchedProcess, width: int, lines: int) -> list[Row]:
-    """Facts, bar and legend in `lines` rows. Of a process on several devices it is the first."""
+    """Facts, bar and legend in `lines` rows. For a process on several devices the first is shown."""
     title = watched.process.title
     if not watched.own:
         return [ruled([(title, "bold")], [], width), [("no step has finished yet", MUTED)]]

@@ -1,4 +1,4 @@
-"""The lines above everything: machine, driver, time, alerts; and what stands below where there is no GPU to watch."""
+"""The lines above everything: machine, driver, time, alerts; and what is below where there is no GPU to watch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def lasting_last(alerts: Sequence[Alert]) -> list[Alert]:
 
 
 def alert_mark(alert: Alert) -> str:
-    """Return the character that says whether an alert is critical or a warning."""
+    """Return the character that states whether an alert is critical or a warning."""
     return "▲" if alert.severity is Severity.CRITICAL else "△"
 
 
@@ -91,7 +91,7 @@ def trouble_rows(snapshot: Snapshot | None, width: int, height: int, waited_s: f
     if snapshot is None:
         lines.append([("Asking the GPU driver", "bold")])
         if waited_s >= 2:
-            said = f"It has not answered for {waited_s:.0f} s. The screen goes on as soon as it does."
+            said = f"It has not answered for {waited_s:.0f} s. The screen continues as soon as it does."
             lines += _wrapped(said, measure)
     else:
         lines.append([("No GPU to watch", "bold $warning")])

@@ -1,4 +1,4 @@
-"""What can be done with the chosen process of the Monitor: read about it, look into it, attach to it, end it."""
+"""Acts on the chosen process of the Monitor: read about it, look into it, attach to it, end it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PROCESS_BINDINGS: list[BindingType] = [
     Binding("o", "plan", "plan", tooltip="Plan with its model on its GPU"),
     Binding(
         "C", "keep_context", show=False,
-        tooltip="Keep what it takes beside its allocator (CUDA context) for predictions on such a GPU; asks first",
+        tooltip="Keep what it takes outside its allocator (CUDA context) for predictions on such a GPU; asks first",
     ),
 ]  # fmt: skip
 """For the screen's own list: of a key that a class and its base both have, Textual keeps the class's alone."""
@@ -108,7 +108,7 @@ class ProcessActions(TableScreen[MonitorState]):
     # Reading
 
     def action_details(self) -> None:
-        """Show all that is known of the chosen process; of one that has ended, how, with its post-mortem if any."""
+        """Show all facts about the chosen process; of one that has ended, how, with its post-mortem if any."""
         from gpumem_tui.tui.kit.dialogs import DetailsScreen
         from gpumem_tui.tui.monitor.reports import details_rows, end_report
 
@@ -132,7 +132,7 @@ class ProcessActions(TableScreen[MonitorState]):
         self.app.push_screen(self._details, closed)
 
     def action_ranks(self) -> None:
-        """Show the ranks of its job, as they go on."""
+        """Show the ranks of its job, as they continue."""
         from gpumem_tui.tui.monitor.reports import ranks_report
 
         entry = self.chosen
@@ -141,7 +141,7 @@ class ProcessActions(TableScreen[MonitorState]):
             self.open_report(lambda: ranks_report(self._state, key))
 
     def draw_dialogues(self) -> None:
-        """Draw what stands over the Monitor too."""
+        """Draw what is over the Monitor too."""
         if self._details is not None:
             from gpumem_tui.tui.monitor.reports import details_rows
 
@@ -166,7 +166,7 @@ class ProcessActions(TableScreen[MonitorState]):
             self.notify(f"the plan leaves out {left_out} of modules that nothing trains", severity="warning")
         self.post_message(self.Wanted("plan", plan))
 
-    # What it takes beside its allocator
+    # Memory outside its allocator
 
     def _held(self) -> list[HeldBeside]:
         entry = self.chosen
@@ -188,7 +188,7 @@ class ProcessActions(TableScreen[MonitorState]):
         if not found or refused(self, Act.WRITE):
             return
         if not unkept(found):
-            self.notify(f"what is kept of {found[0].gpu} says as much already: {found[0].size_words}")
+            self.notify(f"the stored value for {found[0].gpu} is already this: {found[0].size_words}")
             return
 
         def answered(yes: bool | None) -> None:
@@ -200,7 +200,7 @@ class ProcessActions(TableScreen[MonitorState]):
 
         about = f"{found[0].size_words} of {found[0].gpu}, driver {found[0].driver}, torch {found[0].torch}"
         effect = (
-            "It is beside what PyTorch reserved: CUDA's context and libraries. Predictions for such GPUs will use it."
+            "It is outside what PyTorch reserved: CUDA's context and libraries. Predictions for such GPUs will use it."
         )
         self.app.push_screen(QuestionScreen("Keep", "Keep what this process takes?", about, effect), answered)
 
@@ -223,7 +223,7 @@ class ProcessActions(TableScreen[MonitorState]):
             if left_off.wait(_POLL_S):
                 raise NoAnswer("left off")
 
-        effect = "Its next step is recorded and takes longer. If you cancel, it is recorded all the same."
+        effect = "Its next step is recorded and takes longer. If you cancel, it is recorded anyway."
         waiting = WaitingScreen("A look into the next step", process.title, effect)
 
         def ask() -> LookAnswer:
@@ -273,7 +273,7 @@ class ProcessActions(TableScreen[MonitorState]):
         from gpumem_tui.attach.target import NotAttached
         from gpumem_tui.tui.kit.dialogs import WaitingScreen
 
-        effect = "It is told to start the probe when its main thread is next in Python. To cancel changes nothing."
+        effect = "It starts the probe when its main thread is next in Python. To cancel changes nothing."
         waiting = WaitingScreen("Attaching", target.host.title, effect)
         await self.app.push_screen(waiting)
         try:

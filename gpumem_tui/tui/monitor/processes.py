@@ -26,7 +26,7 @@ CURSOR = "$block-cursor-foreground on $block-cursor-background"
 
 @dataclass(frozen=True)
 class TableView:
-    """The rows of the table of processes, and what stands on each.
+    """The rows of the table of processes, and what is on each.
 
     Attributes:
         keys: the process on each row, None for a row that is none.
@@ -76,7 +76,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class TableColumn(Generic[Item]):
-    """A column `width` cells wide, there from `needs` cells of table upward. `lead`: space before what stands left.
+    """A column `width` cells wide, there from `needs` cells of table upward. `lead`: space before what is left.
 
     `beside_probes`: the cells it needs where any process has a probe; None for as many as always.
     """
@@ -98,7 +98,7 @@ class TableColumn(Generic[Item]):
         return (self.needs if self.beside_probes is None else self.beside_probes) <= width
 
     def cell(self, text: str) -> str:
-        """Return a text as it stands in this column."""
+        """Return a text as it is in this column."""
         return fit_right(text, self.width) if self.right else fit(" " * self.lead + text, self.width)
 
 
@@ -113,7 +113,7 @@ def _host_cell(write: Callable[[HostProcess, float], str]) -> Callable[[Entry, f
 
 
 def _probe_cell(write: Callable[[ProbeSample], str]) -> Callable[[Entry, float], str]:
-    """Blank where nothing is known from inside: that is no reading that failed."""
+    """Blank where we know nothing from inside: that is no reading that failed."""
 
     def cell(entry: Entry, _now_s: float) -> str:
         return "" if entry.sample is None else write(entry.sample)

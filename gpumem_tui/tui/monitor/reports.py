@@ -1,4 +1,4 @@
-"""What is read about a process over the Monitor: all that is known of it, its end, its job's ranks, a look into it."""
+"""Reports on a process over the Monitor: all facts about it, its end, its job's ranks, a look into it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NO_GPU = {"cpu": "host memory: it trains on the CPU", "–": "not known before 
 
 
 def details_rows(state: MonitorState, entry: Entry) -> list[Row]:
-    """Return a line a fact; what is unknown stands as its reason."""
+    """Return a line a fact; an unknown value is shown by its reason."""
     rows = [fact("pid", f"{entry.process.pid}, {_KINDS[entry.process.kind]}"), *_device_rows(state, entry), []]
     if entry.watched is not None:
         rows += [*probed_rows(entry.watched, entry.sample), []]

@@ -58,7 +58,7 @@ _ALERTS_HEIGHT = 14
 
 
 class MonitorScreen(ProcessActions):
-    """Takes in what `source` has when it is told that there is something new; never waits for it.
+    """Takes in what `source` has when it hears of something new; never waits for it.
 
     Args:
         source: where snapshots come from: already started, stopped when the screen ends.
@@ -95,7 +95,7 @@ class MonitorScreen(ProcessActions):
         Binding("f", "flip('only_focus')", "this GPU", tooltip="Only the processes of the GPU in focus"),
         Binding("v", "switch", "history", tooltip="History or processes, where there is room for one"),
         *END_BINDINGS,
-        Binding("space", "pause", "pause", tooltip="Hold the picture, or go on; reading goes on all along"),
+        Binding("space", "pause", "pause", tooltip="Freeze the screen, or continue; sampling never stops"),
         Binding("question_mark", "app.help", "help", key_display="?", tooltip=_HELP),
         Binding("h,f1", "app.help", show=False),  # as in nvitop and btop, where h has no history to show
         Binding("q", "app.quit", "quit", tooltip="Leave"),
@@ -137,7 +137,7 @@ class MonitorScreen(ProcessActions):
         self._plan: Layout | None = None
         self._prefers_history, self._drawn_size = False, Size()
 
-    # What is on it
+    # Widgets
 
     def compose_parts(self) -> ComposeResult:
         """Yield header, alerts, GPUs, history and processes, and what is shown in their place."""
@@ -175,7 +175,7 @@ class MonitorScreen(ProcessActions):
         """Return the table of processes, which has the keys once a filter is typed."""
         return self._table
 
-    # What comes in
+    # News
 
     def look(self) -> bool:
         """Take in the newest snapshot and draw it; False if nothing is new."""
@@ -293,7 +293,7 @@ class MonitorScreen(ProcessActions):
     def action_chart(self) -> None:
         """Show the history of the chosen process, or of the GPU; where there is no room for it, in the table's place.
 
-        Without a GPU, where it is of a process anyway, in all of the place, or beside the table again.
+        Without a GPU, where it is of a process anyway, in all of the place, or next to the table again.
         """
         wanted = not self._state.charts_process
         if wanted and self._plan is not None and not self._plan.history:

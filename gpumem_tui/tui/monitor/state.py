@@ -1,4 +1,4 @@
-"""What the Monitor shows: one immutable state with the steps that keys and snapshots take, and what feeds it."""
+"""The Monitor's contents: one immutable state with the steps that keys and snapshots take, and what feeds it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SortBy(Enum):
 
 @dataclass(frozen=True)
 class ProcessParts:
-    """The parts of what a process holds on one device, as a probe inside it says.
+    """The parts of what a process holds on one device, as a probe inside it states.
 
     Attributes:
         breakdown: the allocated bytes by bucket.
@@ -85,7 +85,7 @@ class MonitorState(TableState):
 
     Attributes:
         snapshot: None until the first one.
-        published: what probes say beside it.
+        published: what probes say next to it.
         alerts: what is the matter.
         at_peak: processes with a probe are divided as at their peak, not as now.
         charts_process: the chart is of the chosen process, not of the device in focus.
@@ -147,8 +147,8 @@ def parts_of(sample: ProbeSample, *, at_peak: bool) -> ProcessParts | None:
     """Return how a process divides what it has reserved of a GPU; None where its probe does not say enough.
 
     Args:
-        at_peak: at the peak of its allocated bytes instead of now. What it has given back to the driver since cannot
-            be drawn into what is reserved now: then it is as now.
+        at_peak: at the peak of its allocated bytes instead of now. Memory given back to the driver since then cannot
+            be drawn into the present reserve: then the present value is shown.
     """
     reserved_bytes = sample.reserved_bytes
     if isinstance(reserved_bytes, Unknown):
@@ -161,7 +161,7 @@ def parts_of(sample: ProbeSample, *, at_peak: bool) -> ProcessParts | None:
 
 
 def seen(state: MonitorState, snapshot: Snapshot, published: Published, alerts: tuple[Alert, ...] = ()) -> MonitorState:
-    """Take in a new snapshot and what probes say beside it."""
+    """Take in a new snapshot and what probes say next to it."""
     return state if state.paused else replace(state, snapshot=snapshot, published=published, alerts=alerts)
 
 
@@ -185,12 +185,12 @@ def sorted_by(state: Sorted, step: int) -> Sorted:
 
 
 def sorted_on(state: MonitorState, order: SortBy) -> MonitorState:
-    """Sort by a column; by the same once more: the other way round."""
+    """Sort by a column; once more reverses the order."""
     return replace(state, sort=order, reverse=not state.reverse if order is state.sort else False)
 
 
 HOLD_S = 0.2
-"""How long a snapshot is held back for what probes say beside it, so that both are of one moment."""
+"""How long a snapshot is held back for what probes say next to it, so that both are of one moment."""
 _AT_ONCE_S = 0.5
 """The snapshots that follow the first one so soon complete it: they are drawn at once."""
 
@@ -199,9 +199,9 @@ class Feed:
     """Takes every snapshot in, whether the screen shows it or not.
 
     Attributes:
-        published: what the probes said beside the newest one.
+        published: what the probes said next to the newest one.
         alerts: what is the matter now; `rings`: one of them began with the newest snapshot.
-        notice: what the source says of itself.
+        notice: what the source states of itself.
         first, latest: None before there is one.
     """
 
@@ -280,7 +280,7 @@ class Feed:
             self._probes.stop()
 
     def _is_awaited(self, snapshot: Snapshot) -> bool:
-        """Ask what probes say beside a new snapshot; whether it still waits for that.
+        """Ask what probes say next to a new snapshot; whether it still waits for that.
 
         The first snapshot is drawn first: to read probes, much is imported.
         """

@@ -1,4 +1,4 @@
-"""What the screens with a table of processes have in common: they follow what comes in, are filtered and sorted."""
+"""Common to the screens with a table of processes: they follow news, are filtered and sorted."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ State = TypeVar("State", bound=TableState)
 Ending = Literal["terminate", "kill"]
 _ENDINGS: dict[Ending, tuple[str, str]] = {
     "terminate": ("Terminate", "It is asked to end (SIGTERM) and may still save its state."),
-    "kill": ("Kill", "It ends at once (SIGKILL). What it has not saved is lost."),
+    "kill": ("Kill", "It ends at once (SIGKILL). Unsaved work is lost."),
 }
 _SHARE = 0.15
-"""Of the screen's thread that looking at what comes in may take; then it is looked less often."""
+"""Share of the screen's thread that reading news may take; beyond it the screen reads less often."""
 _LONGEST_S = 1.0
 SORT, REVERSE = "Sort by the next column, or by the one before", "Sort the other way round"
 UNFILTER = "List all processes again"
@@ -41,7 +41,7 @@ USERS = "Totals by user: memory, GPUs, processes"
 
 
 class TableScreen(ReplayKeys, Generic[State], metaclass=AbstractScreen):
-    """Looks at what is new when it is told that there is something; never waits for it.
+    """Looks at what is new when it hears of something; never waits for it.
 
     Attributes:
         WORDS: what a filter may consist of.
@@ -156,11 +156,11 @@ class TableScreen(ReplayKeys, Generic[State], metaclass=AbstractScreen):
         flipped: dict[str, Any] = {name: not getattr(self._state, name)}
         self._enter(replace(self._state, **flipped))
 
-    # Who is told
+    # Sending alerts
 
     @property
     def is_telling(self) -> bool:
-        """Return whether anybody is told."""
+        """Return whether alerts are sent to anybody."""
         return self.notifier is not None and self.notifier.is_wanted
 
     def tell(self, host: str, alerts: Sequence[Alert]) -> None:
@@ -179,16 +179,16 @@ class TableScreen(ReplayKeys, Generic[State], metaclass=AbstractScreen):
         if self.notifier is not None:
             self.notifier.close()
 
-    # What stands over it
+    # Reports over it
 
     def action_users(self) -> None:
-        """Show what each user holds, as it goes on."""
+        """Show what each user holds, as it continues."""
         from gpumem_tui.tui.monitor.reports import users_report
 
         self.open_report(lambda: users_report(self.snapshots))
 
     def open_report(self, make: Callable[[], Report | None]) -> None:
-        """Show a report that is made anew for each picture; nothing where there is none."""
+        """Show a report that is made anew for each picture; nothing if missing."""
         from gpumem_tui.tui.kit.dialogs import PagesScreen
 
         def closed(_: None) -> None:
@@ -208,7 +208,7 @@ class TableScreen(ReplayKeys, Generic[State], metaclass=AbstractScreen):
     # A process's end
 
     def ask_to_end(self, ending: Ending, about: str, end: Callable[[], tuple[str, bool]]) -> None:
-        """Ask, then end a process: the one that is asked about, whatever its pid means by then.
+        """Ask, then end a process: the one that is asked about, even if its pid is reused by then.
 
         Args:
             about: which process, in one line.

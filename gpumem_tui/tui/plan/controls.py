@@ -89,7 +89,7 @@ _ARROW_WIDTH = 2
 
 
 class PlanControls(RowList):
-    """Says what the user wants of the control under the cursor; the screen decides what becomes of it."""
+    """Shows what the user wants of the control under the cursor; the screen decides what becomes of it."""
 
     BORDER_TITLE = "Plan"
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -40,7 +40,7 @@ _ALSO: Mapping[str, tuple[str, ...]] = {
     "memory-over-step": ("peak",),
     "moment": ("peak",),
 }
-"""What else belongs to a row or a control."""
+"""Explanations that belong to a row or a control."""
 _MOST_PLACES = 12
 """Places of a bucket that are listed; the pane of places has them all."""
 
@@ -60,13 +60,13 @@ def explanation(plan: Plan, key: str) -> Text | None:
 
 
 def traced_explanation(found: TracedAnswer, key: str) -> Text | None:
-    """Return what a trace alone says about a row of the ledger or a fact, for a command; None for nothing."""
+    """Return what a trace alone states of a row of the ledger or a fact, for a command; None for nothing."""
     title, lines = _titles().get(key, ""), list[Row]()
     if key in _BESIDE_FORMULA:
         lines = [[(_BESIDE_FORMULA[key], "")], []]
     held = [place for place in found.places() if place.bucket.value == key]
     if held:
-        lines.append(help_heading("What holds it at the peak"))
+        lines.append(help_heading("Memory at the peak"))
         lines += [_place(place) for place in held[:_MOST_PLACES]]
         if left := held[_MOST_PLACES:]:
             rest_bytes = sum(place.size_bytes for place in left)

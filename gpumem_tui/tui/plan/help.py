@@ -1,4 +1,4 @@
-"""What would help, as a pane lists it: the cheapest that fits, then each technique alone."""
+"""The pane of changes that help: the cheapest that fits, then each technique alone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Help:
 
     Attributes:
         best: what is recommended.
-        now: what the trace says of the plan as it is; None where there is none.
+        now: what the trace reports of the plan as it is; None if missing.
         waiting: keys of techniques whose trace is to come.
         pending: plans of sets, and of what is compiled, whose traces would tell more.
     """
@@ -83,7 +83,7 @@ class Help:
         return sorted(plans, key=lambda one: one.recipe.compile and not self.plan.recipe.compile)
 
     def plan_of(self, key: str) -> Plan | None:
-        """Return the plan that a row's key stands for; None for a technique that means nothing here."""
+        """Return the plan that a row's key represents; None for a technique that means nothing here."""
         best = {COMBINATION: self.combination, TRACEABLE: self.best.combination}.get(key)
         if best is not None:
             return best.plan if isinstance(best, Combination) else None
@@ -105,7 +105,7 @@ class Alone:
 
     Attributes:
         waiting: keys of those whose trace is to come; `running`: what is being run, in words; `left`: what is not yet.
-        saves_known: what is saved is known by trace where the technique was traced.
+        saves_known: a trace shows the saving where the technique was traced.
         of_gpus: the largest batch is of one of several GPUs.
     """
 
@@ -118,7 +118,7 @@ class Alone:
 
 
 def technique_rows(found: Help, width: int, selected: str) -> list[ListRow]:
-    """Return what would help a model's plan; the row under the cursor also says what it costs where no column does."""
+    """Return what would help a model's plan; the row under the cursor also shows what it costs where no column does."""
     alone = Alone(
         found.techniques, found.waiting, saves_known=found.now is not None, of_gpus=found.plan.recipe.gpus > 1
     )
@@ -171,7 +171,7 @@ def _name_width(width: int) -> int:
     return _ROOMY_NAME_WIDTH if width >= _ROOMY else max(_NAME_WIDTH, width - 2 - _SAVES_WIDTH - _LARGEST_WIDTH)
 
 
-# Of a model's plan
+# A model's plan
 
 
 def _combination_rows(found: Help, width: int) -> list[ListRow]:
@@ -195,7 +195,7 @@ _LARGER = "each technique below makes a larger batch fit"
 def _choice_rows(best: Combination, key: str, found: Help, width: int) -> list[ListRow]:
     """Return one selectable line, and what it comes to."""
     steps, several = best.by_formula.accumulation, best.plan.recipe.gpus > 1
-    what = " + ".join(change.name for change in best.changes) or "the same, in smaller passes"
+    what = " + ".join(change.name for change in best.changes) or "smaller passes"
     gpus = f" × {best.plan.recipe.gpus} GPUs" if several else ""
     passes = f"{steps.steps:,} pass{'' if steps.steps == 1 else 'es'} × {best.plan.batch_size:,}{gpus}"
     needs, by = f"needs ≈{format_bytes(best.by_formula.prediction.needed_bytes)}", "by formula"
@@ -220,7 +220,7 @@ def _set_lines(mark: Span, what: str, comes_to: str, key: str, width: int) -> li
     return [*lines, *paragraph(comes_to, width, indent=2)]
 
 
-# Of a command
+# A command's plan
 
 _SET = "set-"
 """Before the place of what was run together in the plan: the key of its row."""
@@ -228,7 +228,7 @@ _SET = "set-"
 
 @dataclass(frozen=True)
 class CommandHelp:
-    """What would help a command, as far as it was run.
+    """Changes that help a command, as far as they were run.
 
     Attributes:
         answer: of the command as it is. `running`: what is being run; `waiting`: changes whose runs have not begun.
@@ -305,7 +305,7 @@ def _key_of(plan: CommandPlan, one: Combination) -> str:
 
 
 def _set_rows(plan: CommandPlan, one: Combination, key: str, width: int) -> list[ListRow]:
-    """Return what was run together, and what it came to; enter says how to have it."""
+    """Return what was run together, and what it came to; enter shows how to have it."""
     if isinstance(used_bytes := plan.device_used_bytes(one), Unknown):
         return _set_lines(("– ", MUTED), one.words, used_bytes.reason, key, width)
     fit_with = plan.fit_with(one)

@@ -1,4 +1,4 @@
-"""What the panes list: every GPU, batch sizes, places, how far each number goes, and two plans side by side."""
+"""The panes' lists: every GPU, batch sizes, places, how far each number goes, and two plans side by side."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MARKS: Mapping[Fit, Span] = {
     "may not fit": _MAY,
     "does not fit": ("✗ ", "$text-error"),
 }
-"""What stands before a row that fits, or does not."""
+"""The mark before a row that fits, or does not."""
 _OVER_HEADROOM: Span = ("! ", "$text-warning")
 """Before one that fits, but does not leave the headroom free: as the headline has it."""
 
@@ -55,9 +55,9 @@ _PRICED_GPUS = 64
 
 
 def gpu_rows(found: Sequence[LargestOnGpu], plan: Subject, width: int, selected: str) -> list[ListRow]:
-    """Return a line a GPU; the one under the cursor also says what it lacks. The plan's own is marked.
+    """Return a line a GPU; the one under the cursor also shows what it lacks. The plan's own is marked.
 
-    Of a model the largest batch by trace, by formula, and what it costs; of a command, whose batch may be its own, what
+    For a model: the largest batch by trace, by formula, and its cost; for a command, whose batch may be its own, what
     is left of the GPU and the largest batch, with a tilde where kernels may differ.
     """
     columns = _gpu_columns(plan, width)
@@ -74,7 +74,7 @@ def gpu_rows(found: Sequence[LargestOnGpu], plan: Subject, width: int, selected:
 
 
 def gpu_words(gpu: Gpu, found: TracedAnswer | None) -> str:
-    """Return the note of a GPU in the list that one is picked from; `found`: what is known of a command there."""
+    """Return the note of a GPU in the list that one is picked from; `found`: what we know about a command there."""
     what = f"{gpu.title}, {format_bytes(gpu.total_bytes)}"
     if found is None:
         return what
@@ -170,7 +170,7 @@ def place_rows(found: Sequence[Place], width: int) -> list[ListRow]:
     """Return what holds the peak, the largest first."""
     where = max(10, (width - _NUMBER - _BUCKET_WIDTH) // 2)
     head = f"{fit('bucket', _BUCKET_WIDTH)}{fit('module', where)}{fit('source', where)}{'GiB':>{_NUMBER}}"
-    lines = [heading("What holds the peak"), row((head, f"bold {MUTED}"))]
+    lines = [heading("Memory at the peak"), row((head, f"bold {MUTED}"))]
     for one in found:
         lines.append(
             row(
@@ -187,12 +187,12 @@ def place_rows(found: Sequence[Place], width: int) -> list[ListRow]:
 
 _LIMIT_NAME_WIDTH = 26
 _ROOMY_LIMITS = _LIMIT_NAME_WIDTH + 2 * _FIGURE_WIDTH + 14
-"""Cells from which how it is known has a column."""
+"""Cells from which its source has a column."""
 _HOW = {"verified": "verified", "traced": "by trace", "formula": "estimate"}
 
 
 def limit_rows(found: Sequence[Limit], plan: Plan, width: int, selected: str) -> list[ListRow]:
-    """Return a line a number; the one under the cursor also says what bounds it and how that is known."""
+    """Return a line a number; the one under the cursor also shows what bounds it and its source."""
     name_width = max(10, min(_LIMIT_NAME_WIDTH, width - 2 - 2 * _FIGURE_WIDTH))
     head = f"  {fit('others as they are', name_width)}{'':>{_FIGURE_WIDTH}}{'formula':>{_FIGURE_WIDTH}}"
     lines = [heading(f"How far each number goes, {100 * plan.headroom:g} % left free"), row((head, f"bold {MUTED}"))]
@@ -257,7 +257,7 @@ def compare_rows(mine: Compared, theirs: Compared, name: str, width: int) -> lis
     lines += [row(), row(("".join(heads), f"bold {MUTED}"))]
     settings = _differing(this.plan, other.plan)
     if not settings:
-        lines += paragraph("every control is the same", width)
+        lines += paragraph("all controls are equal", width)
     for label, mine_said, theirs_said in settings:
         shown = (fit_right(mine_said, column), "bold"), (f" {fit_right(theirs_said, column - 1)}", "")
         lines.append(row((fit(label, _TITLE_WIDTH), ""), *shown))

@@ -1,4 +1,4 @@
-"""What a plan comes to: the first line, whether it fits, the ledger by both predictions; and the names of the panes."""
+"""The result of a plan: the first line, whether it fits, the ledger by both predictions; and the names of the panes."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ _FACT_NAME_WIDTH = 14
 _FACT_WIDTH = 44
 """Cells from which a fact's name and text share a line."""
 _VERDICT_WIDTH = 60
-"""Cells from which the verdict also says what of."""
+"""Cells from which the verdict also shows what of."""
 _LIMIT = "│"
 _PEAK, _HEADROOM = "= allocated peak", "headroom"
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What the numbers of a plan are drawn from; of a command, which has no closed form, there is less.
+    """The figures of a plan; a command, which has no closed form, has fewer.
 
     Attributes:
         name, facts: the first line: what is planned, and what else to know of it, what matters most first.
         formula: the closed form's answer; None for a command.
-        traced: the answer by trace; why there is none; None while the trace is under way.
+        traced: the answer by trace; why it is missing; None while the trace is under way.
         waiting: what is traced, while it is. `doing`: a command's runs, in a line; empty for a model.
-        gpus: that it is planned on; `accumulation`, `tokens`: of an optimizer step, where they are known.
-        notes: what else the trace says, a paragraph each.
+        gpus: that it is planned on; `accumulation`, `tokens`: of an optimizer step, if known.
+        notes: what else the trace reports, a paragraph each.
         stale: the controls describe no plan now, and the numbers are those of the last one.
     """
 
@@ -235,7 +235,7 @@ def _traced_verdict(shown: Shown, waited: str) -> Row:
     if isinstance(found, Unknown):
         return [(f"{ABSENT} {found.reason}", MUTED)]
     room = room_words(found.free_range)
-    where = "" if shown.formula is not None else f" on {shown.gpu.title}"  # which no control says
+    where = "" if shown.formula is not None else f" on {shown.gpu.title}"  # which no control states
     if found.fit == "does not fit":
         return [_verdict(found), (f" by {room.removesuffix(' missing')}{where}", "")]
     return [_verdict(found), (f" · {'runs, ' if found.verdict is None else ''}{room}{where}", "")]
@@ -320,7 +320,7 @@ def _largest_words(shown: Shown) -> str:
         if found is None:
             return PENDING if shown.traced is None else ABSENT
         words = largest_words(found.full_batch_size, found.may_fit_batch_size)
-        return f"{words} traced" if words else "only this batch size is known"
+        return f"{words} traced" if words else "only this batch size"
     kept = f", {100 * answer.plan.headroom:g} % free"
     if found is not None and isinstance(found.max_batch_size, int):
         return f"{found.max_batch_size:,} traced, formula ≈{answer.max_batch_size:,}{kept}"
@@ -359,7 +359,7 @@ PANES = {
     "judgement": "j",
     "compare": "c",
 }
-"""What the right side shows, by the key that shows it; a command has those that need no closed form."""
+"""The panes of the right side by their key; a command has those that need no closed form."""
 OF_EVERY_SUBJECT = ("numbers", "techniques", "gpus", "batches", "places")
 """The panes that need no closed form."""
 _SHORT = {"techniques": "tech", "judgement": "judge"}
@@ -384,7 +384,7 @@ def header_row(shown: Shown, time: str, width: int) -> ListRow:
 
 
 def _verdict(found: Answer | TracedAnswer, how: str = "") -> Span:
-    """Return the verdict in a word with its mark, and how it is known."""
+    """Return the verdict in a word with its mark, and its source."""
     if isinstance(found, TracedAnswer) and found.fit in ("may fit", "may not fit"):
         return f"? {found.fit}", "bold $text-warning"
     if isinstance(found, TracedAnswer) and found.verdict is None:

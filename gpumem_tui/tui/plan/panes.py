@@ -1,4 +1,4 @@
-"""What the pane beside the numbers shows: worked out away from the screen, the latest request wins."""
+"""Fills the pane next to the numbers: worked out away from the screen, the latest request wins."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class PaneRequest:
         other: a model's plan to compare with, and what it is called.
         with_step: memory over a step is wanted too.
         traced: the trace that answers a model's plan, where there is one and something of it is shown.
-        answer: what the trace says, where that is shown.
+        answer: what the trace reports, where that is shown.
         running, waiting: of a command, what is being run, and the changes that are not yet.
         traces: how many further ones had arrived: with another the pane is worked out anew.
     """
@@ -90,7 +90,7 @@ class PaneRequest:
 
 
 Choice = Plan | Gpu | tuple[str, list[Row], str]
-"""What a row of a pane stands for: a plan, a GPU to plan for, or a title, all there is to say and what to copy."""
+"""The meaning of a row of a pane: a plan, a GPU to plan for, or a title, its explanation and its text to copy."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class PaneContent:
     """The content of a pane, and memory over a step if that was wanted.
 
     Attributes:
-        choice: what the row of a key stands for; None for nothing.
+        choice: what the row of a key represents; None for nothing.
         candidates: plans whose traces would tell more; `one_size`: at their batch sizes alone.
         start: the key of the row to begin at; "" for the first.
     """
@@ -135,7 +135,7 @@ def model_content(request: PaneRequest, tracer: BackgroundTracer) -> PaneContent
     """Work out what a pane shows: in milliseconds, but for the cheapest combination and replays, which take seconds.
 
     Args:
-        tracer: says what traces know of a plan, and is given the techniques' plans to trace.
+        tracer: shows what traces know of a plan, and is given the techniques' plans to trace.
     """
     content = _content(request, tracer)
     tracer.also(content.candidates, one_size=content.one_size)
@@ -258,13 +258,13 @@ class PlanPane(Vertical):
             self.run_worker(self._work())
 
     def trace_arrived(self) -> None:
-        """Show what a further trace says."""
+        """Show what a further trace reports."""
         if self._wanted is not None and self._wanted.pane in _ASKING:
             self._traces += 1
             self.want(self._wanted)
 
     def choice(self, key: str) -> Choice | None:
-        """Return what a row of the pane stands for; None where it stands for nothing."""
+        """Return what a row of the pane represents; None for a row without meaning."""
         return self._content.choice(key)
 
     async def _work(self) -> None:

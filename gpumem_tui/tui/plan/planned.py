@@ -1,4 +1,4 @@
-"""What a Plan screen plans, and what answers for it behind the screen: traces of a model's plan, runs of a command."""
+"""The subject of a Plan screen, and the work behind it: traces of a model's plan, runs of a command."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from gpumem_tui.tui.plan.numbers import OF_EVERY_SUBJECT, PANES, Shown, shown_co
 from gpumem_tui.tui.plan.panes import PaneContent, PaneRequest, command_content, model_content
 
 AS_OPENED, AS_MARKED = "as opened", "as marked"
-"""What the plan that the screen began with, and one that enter marked in the pane compare, are called."""
+"""Names of the plan that the screen began with, and of the one marked in the pane compare."""
 
 News = Callable[[], bool]
 """Takes in what happened, on the screen's thread; returns whether it is about the numbers that are shown."""
@@ -41,11 +41,11 @@ MakeTracer = Callable[[Callable[[TraceState], None]], BackgroundTracer]
 
 
 class Planned(Protocol):
-    """What a Plan screen plans. All is called on the screen's thread, but `content` and `cancel`."""
+    """The subject of a Plan screen. All is called on the screen's thread, but `content` and `cancel`."""
 
     @property
     def shown(self) -> Shown:
-        """What the numbers are drawn from."""
+        """The figures to draw."""
 
     @property
     def panes(self) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ class Planned(Protocol):
 
     @property
     def line(self) -> str | Unknown:
-        """The command line that opens this plan again, or why there is none."""
+        """The command line that opens this plan again, or why it is missing."""
 
     def begin(self) -> None:
         """Begin what runs behind the screen."""
@@ -80,7 +80,7 @@ class Planned(Protocol):
 
     @property
     def fits(self) -> Mapping[str, TracedAnswer]:
-        """What the trace says on each GPU by its name, where that is worked out by now."""
+        """The trace's answer on each GPU by its name, where that is worked out by now."""
 
     def plan_for(self, gpu: Gpu) -> None:
         """Plan for another GPU."""
@@ -125,7 +125,7 @@ class ModelPlanned:
 
     @property
     def shown(self) -> Shown:
-        """What the numbers are drawn from."""
+        """The figures to draw."""
         return shown_model(self._answer, self.trace, stale=self.state.now.problem is not None)
 
     @property
@@ -135,7 +135,7 @@ class ModelPlanned:
 
     @property
     def line(self) -> str | Unknown:
-        """The command line that opens this plan again, or why there is none."""
+        """The command line that opens this plan again, or why it is missing."""
         return command_line(self.plan)
 
     def begin(self) -> None:
@@ -212,7 +212,7 @@ class CommandPlanned:
     Args:
         runs: what is run behind the screen.
         on_news: called from any thread.
-        line: returns the command line that opens it for a GPU, or why there is none.
+        line: returns the command line that opens it for a GPU, or why it is missing.
         run_all: try every change at once, not only when asked to.
     """
 
@@ -228,12 +228,12 @@ class CommandPlanned:
 
     @property
     def fits(self) -> Mapping[str, TracedAnswer]:
-        """What the trace says on each GPU by its name, where that is worked out by now."""
+        """The trace's answer on each GPU by its name, where that is worked out by now."""
         return self._fits
 
     @property
     def shown(self) -> Shown:
-        """What the numbers are drawn from."""
+        """The figures to draw."""
         return shown_command(self.state, int(time.monotonic() - self._began_s))
 
     @property
@@ -248,7 +248,7 @@ class CommandPlanned:
 
     @property
     def line(self) -> str | Unknown:
-        """The command line that opens this plan again, or why there is none."""
+        """The command line that opens this plan again, or why it is missing."""
         return self._line(self.state.gpu)
 
     def begin(self) -> None:

@@ -64,7 +64,7 @@ _SCREENS = "To Monitor, Search, Plan, where 1 2 3 type or pick a choice"
 
 Clock = Callable[[], datetime]
 _OF_MODELS = frozenset({"undo", "redo", "search"})
-"""What a plan without controls and a closed form cannot do."""
+"""Actions that a plan without controls and a closed form lacks."""
 
 
 def why_no_search(plan: Plan) -> str:
@@ -114,7 +114,7 @@ class PlanScreen(MainScreen):
 
     @dataclass
     class Told(Message):
-        """What runs behind the screen has news."""
+        """The work behind the screen has news."""
 
         news: News
 
@@ -128,7 +128,7 @@ class PlanScreen(MainScreen):
 
     @property
     def planned(self) -> Planned:
-        """What is planned."""
+        """The subject of the plan."""
         return self._planned
 
     @property
@@ -141,7 +141,7 @@ class PlanScreen(MainScreen):
         """Nothing is being worked out any more."""
         return not self._planned.busy and self.query_one(PlanPane).settled
 
-    # What is on it
+    # Widgets
 
     def compose_parts(self) -> ComposeResult:
         """Yield header, controls, numbers, pane."""
@@ -178,7 +178,7 @@ class PlanScreen(MainScreen):
         super().on_unmount()
 
     def laid_out(self, size: Size) -> None:
-        """Show one pane, two, or three beside each other."""
+        """Show one pane, two, or three side by side."""
         for name, there in layout_classes(*size).items():
             self.set_class(there, name)
         self.call_after_refresh(self._draw)
@@ -264,7 +264,7 @@ class PlanScreen(MainScreen):
         self.action_pane(panes[(panes.index(self._visible_pane()) + way) % len(panes)])
 
     def action_controls(self) -> None:
-        """Give the keys back to the controls; where they have them, or there are none, end what runs."""
+        """Give the keys back to the controls; where they have them, or none exist, end what runs."""
         controls = next(iter(self.query(PlanControls)), None)
         if self._planned.busy and (controls is None or controls.has_focus):
             self._planned.stop()
@@ -297,7 +297,7 @@ class PlanScreen(MainScreen):
 
     @on(RowList.Chosen, "#ledger,#facts")
     def action_explain(self) -> None:
-        """Explain the row under the cursor; show the keys where a row says all there is to say."""
+        """Explain the row under the cursor; show the keys where a row states all there is to say."""
         rows, model = self.focused, self._model
         found = None
         if model is not None and isinstance(rows, PlanControls):
@@ -327,10 +327,10 @@ class PlanScreen(MainScreen):
         """Return the legend of the bars."""
         return [help_heading("Buckets"), *bucket_lines(BAR_ORDER), []]
 
-    # What leaves the screen
+    # Copying and handing over
 
     def action_copy(self) -> None:
-        """Copy the command line that opens this plan again, or say why there is none."""
+        """Copy the command line that opens this plan again, or say why it is missing."""
         line = self._planned.line
         if isinstance(line, Unknown):
             self.notify(line.reason, severity="warning")
@@ -338,7 +338,7 @@ class PlanScreen(MainScreen):
             copy_to_clipboard(self, line)
 
     def take_over(self, what: object) -> str:
-        """Go on from another plan, which undo takes back; a command's screen says that it plans none of a model."""
+        """Continue from another plan, which undo takes back; a command's screen refuses a model's plan."""
         if not isinstance(what, Plan):
             return ""
         if self._model is None:
@@ -354,7 +354,7 @@ class PlanScreen(MainScreen):
         else:
             self.post_message(self.Wanted("search", self._model.plan))
 
-    # What runs behind the screen
+    # Work behind the screen
 
     def action_trace(self) -> None:
         """Trace once more where it failed; run what has not been run."""

@@ -1,1 +1,1 @@
-"""One process: what is known of it, its history, a look into its step, what can be done with it."""
+"""One process: what we know about it, its history, a look into its step, what can be done with it."""

@@ -101,7 +101,7 @@ def _of_one_device(watched: WatchedProcess) -> list[ProbeSample]:
 
 
 def _by_column(samples: Sequence[ProbeSample], axis: TimeAxis) -> list[ProbeSample | None]:
-    """Return what each column shows: the highest of its samples, or the last one before, which still stands."""
+    """Return what each column shows: the highest of its samples, or the last one before, which still holds."""
     columns = ((axis.column_at(min(sample.record.wall_ns / 1e9, axis.last_s)), sample) for sample in samples)
     return by_column(((column, sample) for column, sample in columns if column is not None), axis.columns, _height)
 

@@ -28,7 +28,7 @@ _STANDING = {
     Bucket.PARAMETERS: Band(Bucket.PARAMETERS.title, "$parameters"),
     Bucket.OPTIMIZER: Band(Bucket.OPTIMIZER.title, "$optimizer"),
 }
-"""What is there all through a step, if the step did not make it."""
+"""Buckets that are there all through a step, if the step did not make them."""
 
 
 def step_page(look: LookAnswer, width: int) -> list[Row]:
@@ -47,7 +47,7 @@ def place_page(look: LookAnswer, by: Place, width: int) -> list[Row]:
         rows.append(_device_heading(device, width))
         rows += [*_place_rows(device, by, width), []]
     if not any(getattr(held, by) for device in look.devices for held in device.held):
-        rows += [[(f"Nothing is known by {by}.", MUTED)]]
+        rows += [[(f"No figures by {by}.", MUTED)]]
     return [*rows, *_reasons(look)]
 
 
@@ -70,7 +70,7 @@ def _kept_rows(look: LookAnswer, width: int) -> Iterator[Row]:
     """Yield what every step leaves behind: a leak, if there is one."""
     if look.kept is None:
         if look.devices and "kept" not in look.unavailable:
-            yield [("What every step leaves behind is known after two more steps.", MUTED)]
+            yield [("Growth per step shows after two more steps.", MUTED)]
         return
     if not look.kept:
         yield [("Every step releases what it makes.", MUTED)]

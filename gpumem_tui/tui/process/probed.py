@@ -1,4 +1,4 @@
-"""What the probe inside a process says of it, and what the formula expects."""
+"""The report of the probe inside a process, and the formula's expectation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ENTRIES = {
     "call": "called by the program itself",
     "callback": "by the trainer's callback",
 }
-DRIVER_ONLY = "none: the driver says what it holds as a whole, not of what"
+DRIVER_ONLY = "none: the driver lists only its total"
 
 
 def probed_rows(watched: WatchedProcess, sample: ProbeSample | None) -> list[Row]:
@@ -62,7 +62,7 @@ def sample_rows(watched: WatchedProcess, sample: ProbeSample) -> list[Row]:
 
 
 def fact(title: str, said: str, style: str = "") -> Row:
-    """Return a title and what is known."""
+    """Return a title and the facts."""
     return [(f"{title:<{TITLE_WIDTH}}", MUTED), (said, style)]
 
 
@@ -240,7 +240,7 @@ def _remedies(case: Case, expected: Expected, width: int) -> Iterator[Row]:
     if total_bytes is None:
         return
     fits = expected.max_batch_size(total_bytes)
-    put_off = "What would only have put it off" if case.grew.bytes else "What would have made it fit"
+    put_off = "Changes that would only have delayed it" if case.grew.bytes else "Changes that would have made it fit"
     yield [(put_off, "bold $primary")]
     said = f"a batch of at most {fits:,}, with {DEFAULT_HEADROOM:.0%} of {format_bytes(total_bytes)} left free"
     yield [(f"{fits:>8,}  ", "bold"), (fit(said, max(0, width - 10)), "")]

@@ -34,7 +34,7 @@ REPLAY_BINDINGS: list[BindingType] = [
     Binding("left_curly_bracket", "seek(-600)", show=False, tooltip=_MINUTES),
     Binding("right_curly_bracket", "seek(600)", show=False, tooltip=_MINUTES),
     Binding("a", "marks", "alerts", tooltip="The recording's alerts with their times; enter goes there"),
-    Binding("space", "hold", "hold", tooltip="Hold the recording, or let it go on"),
+    Binding("space", "hold", "hold", tooltip="Hold the recording, or let it continue"),
 ]
 """After a screen's own: keys that both have do this where a recording is played."""
 
@@ -72,7 +72,7 @@ class ReplayKeys(MainScreen):
 
     @property
     def replay_words(self) -> str:
-        """Return what is played, from when to when, and how it stands."""
+        """Return what is played, from when to when, and its state."""
         replay = self.replay
         if replay is None or not replay.index.first_s:
             return ""
@@ -86,7 +86,7 @@ class ReplayKeys(MainScreen):
             self.replay.seek(self.replay.now_s + step_s)
 
     def action_hold(self) -> None:
-        """Stand still, or go on."""
+        """Stand still, or continue."""
         if self.replay is not None:
             self.replay.hold(not self.replay.is_held)
             self._draw()

@@ -82,7 +82,7 @@ class CommandPane(OutputPane):
 
 
 BESIDE_WIDTH = 160
-"""Columns from which the two panes stand beside one another, not below."""
+"""Columns from which the two panes stand side by side, not below."""
 _KEYS = 1
 _OUTPUT_SHARE = 0.35
 _OUTPUT_LEAST = 6
@@ -93,7 +93,7 @@ _LEAVE_S = 5.0
 
 
 class RunScreen(MonitorScreen):
-    """The Monitor with the output of a command above or beside it. The program ends when the command does.
+    """The Monitor with the output of a command above or next to it. The program ends when the command does.
 
     Made as the Monitor is, then told `of` which command.
     """
@@ -127,7 +127,7 @@ class RunScreen(MonitorScreen):
         self._command, self._words = command, words
         return self
 
-    # What is on it
+    # Widgets
 
     def compose_parts(self) -> ComposeResult:
         """Yield the command's output, and the Monitor's parts in a pane of their own."""

@@ -1,4 +1,4 @@
-"""One stacked bar of the device's memory: the running trial live, else the peak that is known best."""
+"""One stacked bar of the device's memory: the running trial live, else the peak known best."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PHASE_WORDS = {"build": "building the model", "batch": "between steps", "optimi
 
 
 Bar = tuple[str, Mapping[Bucket, int]]
-"""The heading of a bar, and its bytes by bucket: none where nothing is known, and the heading says why."""
+"""The heading of a bar, and its bytes by bucket: none where we know nothing, and the heading gives the reason."""
 
 
 def bar_of(state: SearchState) -> Bar:

@@ -162,7 +162,7 @@ class FormValues:
         return [*here, *simulated], f"{_SIMULATED}{now.gpu.name}" if now.simulated else _OWN
 
     def _kind(self, options: WorkloadOptions) -> str:
-        """Return what is trained; a configuration that the program was started with stands among the models."""
+        """Return what is trained; a configuration that the program was started with is among the models."""
         if options.config is not None and options.config != self._given.options.config:
             return "config"
         return "command" if options.command else "file" if options.workload is not None else "model"
@@ -234,7 +234,7 @@ class FormValues:
     def _limit_bytes(self, device: Device, typed: str) -> int | None:
         """Return the cap that was typed, or where none was that of the device, which may protect others on it.
 
-        Of another device it is the present cap, where that is less than the device.
+        For another device it is the present cap, where that is less than the device.
         """
         if typed != self._limit:
             return limit_from(typed, device.gpu.total_bytes) if typed else share_limit_bytes(device)
@@ -260,7 +260,7 @@ def command_words(line: str) -> tuple[str, ...]:
     """Return the words of a command line.
 
     Raises:
-        OptionError: there are none, or a quote is left open.
+        OptionError: none exist, or a quote is left open.
     """
     try:
         words = tuple(shlex.split(line))
@@ -287,7 +287,7 @@ def _with_context(asked: Options, device: Device) -> Device:
 
 
 class EditScreen(ModalScreen[Edited | None]):
-    """Checks every change at once; an error stands beside its control, and the preview keeps the last good values.
+    """Checks every change at once; an error is next to its control, and the preview keeps the last good values.
 
     Args:
         now: what is set.
@@ -333,7 +333,7 @@ class EditScreen(ModalScreen[Edited | None]):
                     yield Button("Cancel", id="leave", compact=True)
 
     def on_mount(self) -> None:
-        """Show the preview of what is set now, with the cursor where it is said what to train."""
+        """Show the preview of what is set now, with the cursor where the training is chosen."""
         self._check()
         kind = self._chosen("kind")
         self.query_one(f"#{'workload' if kind == 'file' else kind}").focus()
@@ -359,7 +359,7 @@ class EditScreen(ModalScreen[Edited | None]):
 
     @on(ChoiceField.Refused)
     def _refused(self, message: ChoiceField.Refused) -> None:
-        """Say why beside the choice, until something changes."""
+        """Say why next to the choice, until something changes."""
         self.query_one(f"#{message.field.id}-error", Static).update(message.reason)
 
     @on(Input.Submitted)
@@ -438,7 +438,7 @@ class EditScreen(ModalScreen[Edited | None]):
 
 
 def _place(error: str, otherwise: str) -> tuple[str, str]:
-    """Return the field that an error is about, and what it says."""
+    """Return the field that an error is about, and what it states."""
     flag, _, complaint = error.partition(": ")
     option = BY_FLAG.get(flag) or BY_FLAG.get(flag.split(" ")[0])
     return (option.name, complaint) if option in FIELDS and option is not None and complaint else (otherwise, error)

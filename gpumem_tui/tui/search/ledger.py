@@ -25,7 +25,7 @@ RowKey = Union[Bucket, str]  # noqa: UP007  an alias cannot be written with | on
 """A bucket, or the title of a sum of those above it."""
 
 Column = Mapping[RowKey, Value]
-"""The figures of one producer; a row it says nothing of is Unknown."""
+"""The figures of one producer; a row that it lacks is Unknown."""
 
 _ROWS: tuple[RowKey, ...] = (
     *ALLOCATED_BUCKETS, PEAK, Bucket.CACHE, RESERVED, Bucket.CONTEXT, USED, Bucket.DRIVER_RESERVED, Bucket.FREE,
@@ -61,7 +61,7 @@ class LedgerView:
         trial: the number of the trial in the third column, None before there is one.
         tried_title: the third column's heading. `error_title`: the last one's, which names the compared prediction.
         captions: of a trial that did not fit: what was missing, and what the columns mean then.
-        notes: when the peak is, what else is to be known of the figures, why a dash stands where it does, all that a
+        notes: when the peak is, what else is to be known of the figures, why a dash is where it does, all that a
             trial that did not fit said.
     """
 

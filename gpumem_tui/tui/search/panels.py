@@ -1,4 +1,4 @@
-"""What is trained, where and how: the left panel's lines, their short form, the header, the verdict and the help."""
+"""The left panel's lines (what is trained, where and how), their short form, the header, the verdict and the help."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class VerdictView:
     """The lines of a search's verdict.
 
     Attributes:
-        badge: one or two words in capitals. `tone`: how it stands out; the badge says the same in words.
+        badge: one or two words in capitals. `tone`: its emphasis; the badge states it in words.
         headline: one line. `details`: what may be left out where there is no room.
         reach: how the wanted global batch is reached; empty if none is wanted.
         room: which batch leaves the headroom free, too; empty if that is not wanted or not known.
@@ -182,7 +182,7 @@ def verdict_view(state: SearchState, notice: str = "", *, short: bool = False) -
     if state.paused:
         runs = state.running is not None or state.tracing is not None
         where = "after the step that runs" if runs else "before the next trial"
-        return VerdictView("PAUSED", "warning", f"held {where} · p goes on · c cancels")
+        return VerdictView("PAUSED", "warning", f"held {where} · p continues · c cancels")
     if state.stage is Stage.IDLE:
         return _idle(state, notice)
     if state.stage is Stage.PREDICTING:
@@ -254,7 +254,7 @@ def _ended(state: SearchState, verdict: Verdict) -> VerdictView:
     larger = "" if verdict.remedy is None else _sentence(verdict.remedy.larger_line)
     if verdict.outcome == "nothing_fits" and state.config.workload.shape is None:
         counted = state.formula.max_batch_size
-        unknown = (f"{counted.reason}: no remedy is known",) if isinstance(counted, Unknown) else ()
+        unknown = (f"{counted.reason}: no known remedy",) if isinstance(counted, Unknown) else ()
         return VerdictView("NOTHING FITS", "bad", message, larger=larger, details=unknown)
     if verdict.outcome == "nothing_fits":
         return VerdictView(
@@ -284,7 +284,7 @@ def _badge(state: SearchState, verdict: Verdict) -> str:
 
 
 def _gap(state: SearchState) -> tuple[str, ...]:
-    """Return why the predictions differ, where they do and that is known."""
+    """Return why the predictions differ, if known."""
     said = "" if state.predicted is None else gap_line(state.predicted.prediction)
     return (_sentence(said),) if said else ()
 
@@ -352,7 +352,7 @@ class WorkloadLine(LinesPanel):
 
 
 class LedgerTable(LinesPanel):
-    """Formula | Traced | Simulated or Measured | error. `title` says of which batch size."""
+    """Formula | Traced | Simulated or Measured | error. `title` names the batch size."""
 
     title = ""
 

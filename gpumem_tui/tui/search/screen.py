@@ -44,8 +44,8 @@ from gpumem_tui.tui.search.plot import BatchPlot, warm
 from gpumem_tui.tui.search.state import Failure, SearchState
 from gpumem_tui.tui.search.trial_log import TrialLog
 
-_HOLD = "Hold the search after the step that runs, or go on"
-_OUTPUT = "What the command prints, or the log of trials"
+_HOLD = "Hold the search after the step that runs, or continue"
+_OUTPUT = "The command's output, or the log of trials"
 _ENLARGE = "The output as large as the screen, or the panels again"
 _REDRAW_S = 0.25
 _CLOCK_S = 1.0
@@ -72,7 +72,7 @@ class SearchScreen(SteeredScreen):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("s", "start", "start", tooltip="Start a search, or start over after its end"),
         Binding("p", "pause", "pause", tooltip=_HOLD),
-        Binding("p", "resume", "go on", tooltip=_HOLD),
+        Binding("p", "resume", "continue", tooltip=_HOLD),
         Binding("c", "cancel", "cancel", tooltip="Cancel: the running trial is killed, what was found stays"),
         Binding("e", "edit", "edit", tooltip="Edit the workload, the GPU and the strategy"),
         Binding("v", "switch", "plot/table", tooltip="Plot or table, where there is room for one"),
@@ -120,7 +120,7 @@ class SearchScreen(SteeredScreen):
         """Return whether all of `state` is on the screen."""
         return self._drawn is self._state
 
-    # What is on it
+    # Widgets
 
     def compose_parts(self) -> ComposeResult:
         """Yield header, panels, bar, log and verdict."""
@@ -144,7 +144,7 @@ class SearchScreen(SteeredScreen):
         yield VerdictPanel()
 
     def on_mount(self) -> None:
-        """Draw what is known without a search."""
+        """Draw the screen without a search."""
         self._redraws = self.set_interval(_REDRAW_S, self._redraw_if_dirty, pause=True)
         self.set_interval(_CLOCK_S, self._show_time)
         self._draw()
@@ -222,7 +222,7 @@ class SearchScreen(SteeredScreen):
         self._enter(states.held(self._state, paused=True))
 
     def action_resume(self) -> None:
-        """Let the held search go on."""
+        """Let the held search continue."""
         self._control.resume()
         self._enter(states.held(self._state, paused=False))
 
@@ -283,7 +283,7 @@ class SearchScreen(SteeredScreen):
     def _drive(
         self, search: Callable[[Control], Iterator[SearchEvent]], printed: Printed, control: Control, tell: Tell
     ) -> None:
-        """Take what a search says as it comes, and why it ended without a verdict; in a thread of its own."""
+        """Take what a search states as it comes, and why it ended without a verdict; in a thread of its own."""
         prediction: Prediction | None = None
 
         def broke(message: str, exit_code: int) -> None:
@@ -302,7 +302,7 @@ class SearchScreen(SteeredScreen):
                 tell(partial(self._take_in, event))
         except Unusable as error:
             broke(str(error), error.exit_code)
-        except Exception as error:  # noqa: BLE001  whatever it is, the screen says it in one line
+        except Exception as error:  # noqa: BLE001  any error: the screen states it in one line
             broke(f"the search itself broke off: {own_error(error)}", EXIT_FAILED)
 
     def _take_in(self, event: SearchEvent) -> None:

@@ -38,7 +38,7 @@ _STAGE_OF_VERDICT = {
 
 @dataclass(frozen=True)
 class Failure:
-    """A search that ended without a verdict: one line, and the exit code it stands for."""
+    """A search that ended without a verdict: one line, and the exit code it represents."""
 
     message: str
     exit_code: int
@@ -52,7 +52,7 @@ class SearchState:
         paused: the user holds the search. `cancelling`: the user ended it and its last event is not here yet.
         tracing: the batch size at which a command is being traced; None while it is not.
         selected: the number of the trial the user chose to look at; None to follow the search.
-        failure: why there is no verdict, when there is none.
+        failure: why there is no verdict; empty with one.
     """
 
     config: SearchConfig
@@ -88,7 +88,7 @@ class SearchState:
 
     @property
     def traced(self) -> Traced | Unknown:
-        """The traced step, or why there is none (yet)."""
+        """The traced step, or why it is missing (yet)."""
         if self.predicted is not None:
             return self.predicted.prediction.traced
         reasons = {Stage.IDLE: "known once a search starts", Stage.PREDICTING: "being traced"}
@@ -96,7 +96,7 @@ class SearchState:
 
     @property
     def with_headroom(self) -> int | Unknown:
-        """The traced largest batch that leaves the headroom free, as the formula's does, or why there is none."""
+        """The traced largest batch that leaves the headroom free, as the formula's does, or why it is missing."""
         if self.predicted is not None:
             return self.predicted.prediction.with_headroom
         return Unknown("known once the step is traced")
@@ -139,7 +139,7 @@ def reduce(state: SearchState, event: SearchEvent) -> SearchState:
     """
     match event:
         case Output() | TraceProgress(sample=Sample()):
-            return state  # the lines are kept beside it, see `Printed`
+            return state  # the lines are kept next to it, see `Printed`
         case TraceProgress(batch_size):
             return replace(state, tracing=batch_size)
         case Predicted():
@@ -165,7 +165,7 @@ def ended(state: SearchState) -> SearchState:
 
 
 def held(state: SearchState, *, paused: bool) -> SearchState:
-    """Hold the search as the user wants, or let it go on."""
+    """Hold the search as the user wants, or let it continue."""
     return replace(state, paused=paused)
 
 
@@ -180,7 +180,7 @@ def failed(state: SearchState, failure: Failure) -> SearchState:
 
 
 def selecting(state: SearchState, number: int) -> SearchState:
-    """Show trial `number`; to choose the followed one means to go on following."""
+    """Show trial `number`; to choose the followed one means to continue following."""
     followed = state.followed
     follows = followed is not None and followed.number == number
     return replace(state, selected=None if follows else number)

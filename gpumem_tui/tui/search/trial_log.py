@@ -48,7 +48,7 @@ _CHOOSE = "Look at another trial of the log"
 
 
 class TrialLog(DataTable[Text]):
-    """Follows the search until the user moves the cursor; `TrialLog.Chosen` says which trial to show."""
+    """Follows the search until the user moves the cursor; `TrialLog.Chosen` shows which trial to show."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "cursor_up", "trials", key_display="↑↓", tooltip=_CHOOSE),

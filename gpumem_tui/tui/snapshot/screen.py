@@ -127,7 +127,7 @@ def _mark_row(analysis: Analysis, columns: int) -> ListRow:
     return row(*spans)
 
 
-# What the peak consists of
+# Memory at the peak
 
 
 def category_rows(analysis: Analysis, width: int) -> list[ListRow]:
@@ -187,7 +187,7 @@ def part_rows(parts: Sequence[Part], total_bytes: int, width: int, what: str) ->
 
 
 def part_details(part: Part) -> tuple[str, list[Row]]:
-    """Return all that is known of a part: its categories, and of a stack every frame."""
+    """Return all facts about a part: its categories, and of a stack every frame."""
     lines: list[Row] = [[(f"{format_bytes(part.size_bytes)} in {part.blocks:,} blocks", "bold")], []]
     lines += [[(f"{format_bytes(size_bytes):>11}  {name}", "")] for name, size_bytes in part.categories]
     if part.frames:
@@ -315,7 +315,7 @@ class SnapshotScreen(MainScreen):
         return self._analyses[self._at]
 
     def compose_parts(self) -> ComposeResult:
-        """Yield header, verdict, chart, and the categories beside the lists."""
+        """Yield header, verdict, chart, and the categories next to the lists."""
         yield FixedRows(id="header")
         yield FixedRows(id="verdict")
         yield FixedRows(id="course")

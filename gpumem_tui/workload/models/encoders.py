@@ -34,7 +34,7 @@ class Gpt2(nn.Module):
         init_transformer(self)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Run the module; the class says on what."""
+        """Run the module; its class names the inputs."""
         positions = torch.arange(ids.size(1), device=ids.device)
         x = self.dropout(self.token_embedding(ids) + self.position_embedding(positions))
         for block in self.blocks:
@@ -59,7 +59,7 @@ class Vit(nn.Module):
         init_transformer(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Run the module; the class says on what."""
+        """Run the module; its class names the inputs."""
         patches = self.patch_embedding(images).flatten(2).transpose(1, 2)
         x = torch.cat((self.class_token.expand(images.size(0), -1, -1), patches), dim=1)
         x = self.dropout(x + self.position_embedding)
@@ -81,7 +81,7 @@ class FusedSelfAttention(nn.Module):
         self.dropout = nn.Dropout(shape.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the module; the class says on what."""
+        """Run the module; its class names the inputs."""
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         attended = self.core(split_heads(q, self.heads), split_heads(k, self.heads), split_heads(v, self.heads))
         output: Tensor = self.dropout(self.proj(merge_heads(attended)))
@@ -100,7 +100,7 @@ class PreNormBlock(nn.Module):
         self.mlp_norm = nn.LayerNorm(shape.hidden, eps=eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the module; the class says on what."""
+        """Run the module; its class names the inputs."""
         x = x + self.attention(self.attention_norm(x))
         output: Tensor = x + self.mlp(self.mlp_norm(x))
         return output
@@ -147,7 +147,7 @@ class Bert(nn.Module):
         init_transformer(self)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Run the module; the class says on what."""
+        """Run the module; its class names the inputs."""
         x = self.embeddings(ids)
         for block in self.blocks:
             x = run(block, x, recompute=self.recompute)
@@ -173,7 +173,7 @@ class BertEmbeddings(nn.Module):
         self.register_buffer("token_type_ids", torch.zeros_like(positions), persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Run the module; the class says on what."""
+        """Run the module; its class names the inputs."""
         tokens = ids.size(1)
         token_types = self.token_type(self.token_type_ids[:, :tokens].expand(ids.size(0), tokens))
         x = self.word(ids) + token_types
@@ -198,7 +198,7 @@ class BertBlock(nn.Module):
         self.mlp_norm = nn.LayerNorm(shape.hidden, eps=_BERT_NORM_EPS)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the module; the class says on what."""
+        """Run the module; its class names the inputs."""
         x = self.attention_norm(self.attention(x) + x)
         output: Tensor = self.mlp_norm(self.mlp(x) + x)
         return output
@@ -218,7 +218,7 @@ class BertAttention(nn.Module):
         self.dropout = nn.Dropout(shape.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the module; the class says on what."""
+        """Run the module; its class names the inputs."""
         q, k, v = (split_heads(project(x), self.heads) for project in (self.query, self.key, self.value))
         output: Tensor = self.dropout(self.proj(merge_heads(self.core(q, k, v))))
         return output

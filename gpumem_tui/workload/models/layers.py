@@ -1,4 +1,4 @@
-"""What the networks share: attention, normalization, rotary positions, initial weights, recomputation.
+"""Shared by the networks: attention, normalization, rotary positions, initial weights, recomputation.
 
 Attention runs through `torch.nn.functional.scaled_dot_product_attention`.
 """
@@ -29,10 +29,10 @@ KERNELS: dict[Attention, SDPBackend] = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
-"""What `--attention` insists on, as PyTorch names it."""
+"""The kernel of `--attention`, as PyTorch names it."""
 
 _NO_KERNEL = ("No available kernel", "No viable backend")
-"""How scaled_dot_product_attention says that none of the allowed kernels can run."""
+"""How scaled_dot_product_attention states that none of the allowed kernels can run."""
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -81,7 +81,7 @@ class AttentionCore(nn.Module):
 
 
 class SinkAttention(nn.Module):
-    """Causal attention in which every head has a learned score beside those of the keys (gpt-oss).
+    """Causal attention in which every head has a learned score besides those of the keys (gpt-oss).
 
     No kernel of PyTorch's has that, so the scores are written, as transformers' eager attention writes them.
 
@@ -128,7 +128,7 @@ class RmsNorm(nn.Module):
         self.scales_wide = scales_wide
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the module; the class says on what."""
+        """Run the module; its class names the inputs."""
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + _NORM_EPS)
         if self.scales_wide:

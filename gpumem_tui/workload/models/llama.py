@@ -1,9 +1,9 @@
 """The Llama family (Touvron et al. 2023), Mistral and Qwen included: RMSNorm, rotary positions, SwiGLU or experts.
 
-What decides memory (which tensors are cast, repeated and kept) follows Hugging Face transformers' Llama, Qwen3,
-Mixtral, DeepseekV3 and GptOss.
+The code that decides memory (which tensors are cast, repeated and kept) follows Hugging Face transformers' Llama,
+Qwen3, Mixtral, DeepseekV3 and GptOss.
 
-Of a mixture of experts (Shazeer et al. 2017) every token goes through a few of a block's feed-forward networks.
+In a mixture of experts (Shazeer et al. 2017) every token goes through a few of a block's feed-forward networks.
 transformers 5 (integrations/moe.py) has one tensor for a block's experts, tokens sorted by expert, and grouped matrix
 products (`torch.nn.functional.grouped_mm`, torch 2.10), which autocast leaves alone: experts run in the dtype of their
 weights. No shape depends on the routing.
@@ -37,7 +37,7 @@ from gpumem_tui.workload.quantized import QuantizedExperts
 _GROUPS, _GROUPS_KEPT, _BEST_OF_GROUP = 8, 4, 2
 """DeepSeek-V3's: a token's experts are from the groups whose best two score highest (section 2.1.2)."""
 _STEEPNESS, _LIMIT = 1.702, 7.0
-"""Of gpt-oss's clamped SwiGLU."""
+"""Constants of gpt-oss's clamped SwiGLU."""
 
 
 class Llama(nn.Module):
@@ -56,7 +56,7 @@ class Llama(nn.Module):
         init_transformer(self)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Run the module; the class says on what."""
+        """Run the module; its class names the inputs."""
         x = self.token_embedding(ids)
         cos, sin = self.rotary(x)
         for block in self.blocks:
@@ -76,7 +76,7 @@ class LlamaBlock(nn.Module):
         self.mlp = _feed_forward(shape, place)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Run the module; the class says on what."""
+        """Run the module; its class names the inputs."""
         x = x + self.attention(self.attention_norm(x), cos, sin)
         output: Tensor = x + self.mlp(self.mlp_norm(x))
         return output
@@ -115,7 +115,7 @@ class LlamaAttention(nn.Module):
         self.out_proj = nn.Linear(self.heads * width, shape.hidden, bias=shape.out_bias)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Run the module; the class says on what."""
+        """Run the module; its class names the inputs."""
         q = self.q_norm(_by_head(self.q_proj(x), self.heads)).transpose(1, 2)
         k = self.k_norm(_by_head(self.k_proj(x), self.kv_heads)).transpose(1, 2)
         v = split_heads(self.v_proj(x), self.kv_heads)
@@ -150,7 +150,7 @@ class LatentSelfAttention(nn.Module):
         self.out_proj = nn.Linear(self.heads * latent.value_width, shape.hidden, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Run the module; the class says on what."""
+        """Run the module; its class names the inputs."""
         q = self._queries(x, cos, sin)
         narrow, rotated = self.kv_a_proj_with_mqa(x).split([self.latent.kv_rank, self.latent.rope_width], dim=-1)
         rotated = apply_rotary(rotated[:, None], cos, sin)
@@ -183,7 +183,7 @@ class SwiGlu(nn.Module):
         self.down_proj = nn.Linear(ffn, hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the module; the class says on what."""
+        """Run the module; its class names the inputs."""
         output: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         return output
 
@@ -198,7 +198,7 @@ class MixtureOfExperts(nn.Module):
         self.shared = SwiGlu(shape.hidden, experts.shared * shape.ffn) if experts.shared else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the module; the class says on what."""
+        """Run the module; its class names the inputs."""
         tokens = x.view(-1, x.size(-1))
         weights, chosen = self.router(tokens)
         output: Tensor = self.experts(tokens, weights, chosen).view(x.shape)
@@ -216,7 +216,7 @@ class Router(nn.Module):
         self.bias = nn.Parameter(torch.zeros(experts.count)) if experts.has_bias else None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the module; the class says on what."""
+        """Run the module; its class names the inputs."""
         if self.scoring == "sigmoid":
             return self._by_sigmoid(x)
         logits = F.linear(x, self.weight, self.bias)

@@ -50,7 +50,7 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
-        """Run the module; the class says on what."""
+        """Run the module; its class names the inputs."""
         x = self.stem(images)
         for block in self.blocks:
             x = run(block, x, recompute=self.recompute)
@@ -71,7 +71,7 @@ class ResidualBlock(nn.Module):
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the module; the class says on what."""
+        """Run the module; its class names the inputs."""
         out = self.branch(x)
         out += self.shortcut(x)
         activated: Tensor = self.relu(out)
@@ -122,7 +122,7 @@ class Mlp(nn.Module):
         self.head = nn.Linear(widths[-1], shape.classes)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Run the module; the class says on what."""
+        """Run the module; its class names the inputs."""
         x = features
         for block in self.blocks:
             x = run(block, x, recompute=self.recompute)

@@ -1,4 +1,4 @@
-"""LoRA beside frozen weights of 4 or 8 bits (bitsandbytes), recomputed: --bits 4 or 8."""
+"""LoRA on top of frozen weights of 4 or 8 bits (bitsandbytes), recomputed: --bits 4 or 8."""
 
 import argparse
 

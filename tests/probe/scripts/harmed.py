@@ -1,4 +1,4 @@
-"""Trains and prints every loss to the last bit, while something is done to what watches it. ``HARM`` says what."""
+"""Trains and prints every loss to the last bit, while something is done to what watches it. ``HARM`` shows what."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""Processes that train one model in shared memory without locks; each says what it has."""
+"""Processes that train one model in shared memory without locks; each shows what it has."""
 
 import json
 

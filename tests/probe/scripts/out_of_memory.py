@@ -1,4 +1,4 @@
-"""Trains for as many steps as its argument says, then memory runs out, as CUDA's allocator would say it."""
+"""Trains for as many steps as its argument states, then memory runs out, as CUDA's allocator would say it."""
 
 import sys
 

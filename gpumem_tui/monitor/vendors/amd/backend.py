@@ -179,7 +179,7 @@ def _fan(call: AmdCaller, handle: object) -> Reading[int]:
 
 
 _GENERATIONS = {2500: 1, 5000: 2, 8000: 3, 16000: 4, 32000: 5, 64000: 6}
-"""Of PCIe, by the rate of a lane in MT/s."""
+"""PCIe generation by the rate of a lane in MT/s."""
 
 
 def _link(key: str) -> Read[int]:
@@ -261,7 +261,7 @@ class AmdSmi(Called[AmdCaller]):
         """Return the GPU at an index, which is `amd-smi`'s.
 
         Raises:
-            NoSuchGpu: there is none.
+            NoSuchGpu: none exists.
             AmdFault: it does not answer.
         """
         handles = self._handles()

@@ -26,7 +26,7 @@ from gpumem_tui.text import file_text
 T = TypeVar("T")
 
 SUCCESS, NO_PERMISSION, NOT_INITIALIZED, OUT_OF_RESOURCES = 0, 10, 32, 15
-"""Of ``amdsmi_status_t`` in amdsmi.h, as are the codes below: the same in each version."""
+"""Codes of ``amdsmi_status_t`` in amdsmi.h, as are those below: equal in each version."""
 _UNKNOWN_ERROR = 2**32 - 1
 _REASONS = {
     2: "not supported",
@@ -49,7 +49,8 @@ _REASONS = {
 }
 _GONE = {NOT_INITIALIZED, 34, 54}
 LOST = {6, 12, 14, 20, 31, 42, 43, 52, _UNKNOWN_ERROR}
-"""What reading its memory returns where the GPU is lost: a file in sysfs that cannot be read (`ErrnoToRsmiStatus`)."""
+"""The code that reading its memory returns where the GPU is lost: a file in sysfs that cannot be read
+(`ErrnoToRsmiStatus`)."""
 
 NOT_AVAILABLE = (2**64 - 1, 2**32 - 1, 2**16 - 1, "N/A")
 """Marks for "no figure": the largest number of the field's width, which the binding turns into text in places."""

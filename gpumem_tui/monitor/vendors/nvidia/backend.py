@@ -450,7 +450,7 @@ class NvmlGpu:
         return tuple(instance for instance in found if instance is not None)
 
     def _instance(self, index: int) -> NvmlInstance | None:
-        """Return the instance at a place; None where there is none."""
+        """Return the instance at a place; None if missing."""
         call = self._call
         try:
             handle = call("nvmlDeviceGetMigDeviceHandleByIndex", self._handle, index)

@@ -87,7 +87,7 @@ class Caller(Calls):
         return self._make(function, call)
 
     def check(self, function: str, code: int) -> None:
-        """Judge a code that a function wrote beside each of several values, as if it had returned it.
+        """Judge a code that a function wrote next to each of several values, as if it had returned it.
 
         Raises:
             NvmlGone, NvmlFault: as above.
