@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import combinations
 
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.monitor.probes import NOTHING_SAID, Growing, ProbeReport, Probes, RanOutOfMemory, Said, Stopped
 from gpumem_tui.monitor.ranks import other_ranks
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import STARTING, DeviceState, GpuProcess, GpuReading, Memory, Snapshot
+from gpumem_tui.monitor.trend import Trend
 from gpumem_tui.monitor.vendors import of_brand
 from gpumem_tui.report.objects import picked
 from gpumem_tui.settings import Settings
@@ -36,13 +35,6 @@ _NOTABLE_PERCENT = 5.0  # a process that held less of the device than this did n
 
 _STOPPED_S = 60.0
 """A rank that writes a checkpoint or evaluates while the others wait for it may take less."""
-
-_TREND_S = 60.0
-_SHORTEST_TREND_S = 15.0
-"""Less than this has no trend yet: a model being loaded grows fast and stops."""
-_MOST_POINTS = 24
-_LONGEST_OUTLOOK_S = 3600.0
-"""Further ahead than this nothing is predicted."""
 
 
 class Severity(Enum):
@@ -164,46 +156,6 @@ class _Scope:
     processes: Reading[tuple[GpuProcess, ...]]
 
 
-class Trend:
-    """The memory in use over the last minute."""
-
-    def __init__(self) -> None:
-        self._points: deque[tuple[float, int]] = deque()
-
-    def add(self, time_s: float, used_bytes: int) -> None:
-        """Take in a reading. A clock that was set back starts afresh."""
-        if self._points and time_s <= self._points[-1][0]:
-            if time_s == self._points[-1][0]:
-                return
-            self._points.clear()
-        self._points.append((time_s, used_bytes))
-        while self._points[0][0] < time_s - _TREND_S:
-            self._points.popleft()
-
-    def seconds_to(self, size_bytes: int) -> float | None:
-        """Return seconds until `size_bytes` are in use; None without steady growth, or if it takes over an hour.
-
-        The growth is the median of the slopes between all pairs of points (Theil 1950, Sen 1968), which a burst or a
-        dip of less than 29 % of the points does not move. Growth that stopped within the last quarter is none.
-        """
-        points = list(self._points)
-        if len(points) < 4 or points[-1][0] - points[0][0] < _SHORTEST_TREND_S:
-            return None
-        points = points[:: -max(1, -(-len(points) // _MOST_POINTS))][::-1]
-        slope = _slope(points)
-        if slope <= 0 or _slope(points[-max(2, len(points) // 4) :]) <= 0:
-            return None
-        left_s = max(0, size_bytes - points[-1][1]) / slope
-        return left_s if left_s <= _LONGEST_OUTLOOK_S else None
-
-
-def _slope(points: list[tuple[float, int]]) -> float:
-    """Return the growth in bytes a second."""
-    import statistics  # brings decimals and random numbers: not before the first frame
-
-    return statistics.median((b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(points, 2))
-
-
 @dataclass
 class _Past:
     """The facts that earlier snapshots left about a scope.
@@ -219,6 +171,10 @@ class _Past:
     full_s: float = -math.inf
     processes: tuple[GpuProcess, ...] | None = None
     filled_s: dict[int, float] = field(default_factory=dict)
+
+    def has_ended(self, processes: tuple[GpuProcess, ...]) -> bool:
+        """Return whether one of the last list is not in the next one."""
+        return bool({p.pid for p in self.processes or ()} - {p.pid for p in processes})
 
     def take(self, processes: tuple[GpuProcess, ...], now_s: float, *, full: bool) -> None:
         """Remember the next list of processes, and whether memory is at its limit now."""
@@ -354,14 +310,17 @@ class Alerts:
         if isinstance(scope.memory, Unknown):
             return
         size_bytes = scope.memory.used_bytes + scope.memory.free_bytes
-        percent = 100 * scope.memory.used_bytes / size_bytes if size_bytes else 0.0
+        percent = scope.memory.used_percent
         if not isinstance(scope.processes, Unknown):
             yield from self._ended_while_filling(scope.processes, scope, past, size_bytes, now_s)
+            if past.has_ended(scope.processes):
+                past.trend.clear()
             past.take(scope.processes, now_s, full=percent >= _AT_LIMIT_PERCENT)
         past.trend.add(now_s, scope.memory.used_bytes)
         past.time_s = now_s
         past.full_s = now_s if percent >= _AT_LIMIT_PERCENT else past.full_s
-        yield from self._near_full(scope, scope.memory, percent, past.trend.seconds_to(size_bytes))
+        if percent >= self._settings.near_full_percent - _EARLY_PERCENT:
+            yield from self._near_full(scope, scope.memory, percent, past.trend.seconds_to(size_bytes))
 
     def _ended_while_filling(
         self, processes: tuple[GpuProcess, ...], scope: _Scope, past: _Past, size_bytes: int, now_s: float
@@ -391,8 +350,9 @@ class Alerts:
         if above < 0 and not early and not still:
             return
         outlook = f", full in about {_duration(full_in_s)}" if full_in_s is not None and memory.free_bytes else ""
-        shown = min(percent, 99.0) if memory.free_bytes else percent
-        message = f"{scope.title}: {shown:.0f} % of memory in use, {format_bytes(memory.free_bytes)} free{outlook}"
+        message = (
+            f"{scope.title}: {memory.shown_percent} % of memory in use, {format_bytes(memory.free_bytes)} free{outlook}"
+        )
         yield _Finding(AlertKind.NEAR_FULL, Severity.WARNING, message, scope.instance, begins=above >= 0 or early)
 
     def _hot(self, gpu: GpuReading, title: str) -> Iterator[_Finding]:

@@ -113,6 +113,17 @@ class Memory:
     used_bytes: int
     free_bytes: int
 
+    @property
+    def used_percent(self) -> float:
+        """Return what is in use of what programs can have, which the driver's reserve is no part of."""
+        size_bytes = self.used_bytes + self.free_bytes
+        return 100 * self.used_bytes / size_bytes if size_bytes else 0.0
+
+    @property
+    def shown_percent(self) -> int:
+        """Return it as it is written everywhere: 100 only where nothing is free."""
+        return min(round(self.used_percent), 99) if self.free_bytes else round(self.used_percent)
+
 
 @dataclass(frozen=True)
 class Instance:

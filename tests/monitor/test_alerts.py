@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gpumem_tui.memory import GIB, Unknown
-from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts, Severity, Trend
+from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts, Severity
 from gpumem_tui.monitor.probes import ProbeFigures, ProbeReport, RanOutOfMemory
 from gpumem_tui.monitor.snapshot import DeviceState, GpuReading, Instance
+from gpumem_tui.monitor.trend import Trend
 from gpumem_tui.settings import Settings
 from tests.monitor.snapshots import START_S, gpu, machine, memory, process
 
@@ -66,12 +68,19 @@ class TestNearFull:
         assert _kinds(Watch(Settings(near_full_percent=50))(_percent(51))) == [AlertKind.NEAR_FULL]
 
     def test_steady_growth_is_told_before_it_is_too_late(self, watch: Watch) -> None:
-        for n in range(40):
-            alerts = watch(_percent(76 + n * 0.2))
+        for n in range(240):
+            alerts = watch(_percent(43 + n * 0.18))
         (alert,) = alerts
-        assert alert.message.startswith("GPU 0: 84 % of memory in use, ")
-        assert alert.message.endswith(" free, full in about 81 s")
-        assert watch(_percent(83.8), seconds=70) == []  # it stopped growing
+        assert alert.message.startswith("GPU 0: 86 % of memory in use, ")
+        assert alert.message.endswith(" free, full in about 78 s")
+        assert watch(_percent(86), seconds=70) == []  # it stopped growing
+
+    def test_a_process_that_ends_takes_its_growth_along(self, watch: Watch) -> None:
+        both = (process(7, 10 * GIB), process(8, GIB))
+        for n in range(240):
+            watch(replace(_percent(50 + n * 0.15), processes=both))
+        assert "full in about" in watch(replace(_percent(86.2), processes=both))[0].message
+        assert watch(replace(_percent(86.4), processes=both[1:]), seconds=4) == []
 
     def test_loading_a_model_is_no_steady_growth(self, watch: Watch) -> None:
         for n in range(10):
@@ -269,36 +278,62 @@ def test_a_clock_that_is_set_back_keeps_alerts_alive_no_longer(watch: Watch) -> 
     assert watch(gpu(), seconds=7) == []
 
 
+SIZE = 80 * GIB
+
+
+def _forecasts(share: Callable[[int], float], seconds: int = 1200) -> list[tuple[int, float]]:
+    """Return at which second it was told how many are left, for a device that is in use so far."""
+    trend, found = Trend(), []
+    for second in range(seconds):
+        trend.add(second, round(SIZE * share(second)))
+        left_s = trend.seconds_to(SIZE) if second % 5 == 0 else None
+        if left_s is not None:
+            found.append((second, left_s))
+    return found
+
+
 class TestTrend:
-    def test_the_rest_divided_by_the_growth(self) -> None:
-        trend = Trend()
-        for second in range(60):
-            trend.add(second, 1000 + 10 * second)
-        assert trend.seconds_to(1590 + 300) == pytest.approx(30)
-        assert trend.seconds_to(500) == 0
+    @pytest.mark.parametrize(
+        "share",
+        [
+            pytest.param(lambda t: 0.3 + t / 1000, id="steadily"),
+            pytest.param(lambda t: 0.3 + (t // 4) * 4 / 1000, id="in steps, as segments are taken"),
+            pytest.param(lambda t: 0.3 + t / 1000 + 0.1 * (t % 35) / 35, id="with a cache that is emptied each 35 s"),
+            pytest.param(lambda t: 0.3 + t / 1000 + (0.05 if t % 7 == 1 else 0), id="with bursts"),
+        ],
+    )
+    def test_a_leak_is_told_with_the_time_that_is_left(self, share: Callable[[int], float]) -> None:
+        full = next(second for second in range(1200) if share(second) >= 0.999)
+        found = [(second, left_s) for second, left_s in _forecasts(share, full) if second > full - 150]
+        assert len(found) > 28
+        assert all(left_s == pytest.approx(full - second, abs=35) for second, left_s in found)
 
-    def test_bursts_do_not_move_it(self) -> None:
-        trend = Trend()
-        for second in range(60):
-            trend.add(second, 1000 + 10 * second + (5000 if second % 7 == 1 else 0))
-        found = trend.seconds_to(1590 + 300)
-        assert found == pytest.approx(30, rel=0.2)
+    @pytest.mark.parametrize("period_s", [3, 20, 47, 90, 150, 200])
+    @pytest.mark.parametrize("least", [0.5, 0.8])
+    def test_a_training_loop_that_empties_its_cache_fills_nothing(self, period_s: int, least: float) -> None:
+        found = _forecasts(lambda t: least + (0.97 - least) * (t % period_s) / period_s)
+        assert found == []
 
-    @pytest.mark.parametrize("used", [[1000] * 60, [*range(1000, 1040), *[1040] * 20], list(range(2000, 1940, -1))])
-    def test_no_growth_no_answer(self, used: list[int]) -> None:
-        trend = Trend()
-        for second, size_bytes in enumerate(used):
-            trend.add(second, size_bytes)
-        assert trend.seconds_to(10_000) is None
+    def test_one_that_is_emptied_at_odd_times_fills_nothing(self) -> None:
+        ends = [0, 60, 95, 230, 260, 400, 455, 570, 590, 700, 830, 900, 1010, 1100]
+        assert _forecasts(lambda t: 0.6 + 0.0025 * (t - max(end for end in ends if end <= t))) == []
+
+    @pytest.mark.parametrize(
+        "share",
+        [lambda _: 0.5, lambda t: 0.9 - t / 2000, lambda t: 0.5 if t < 100 else 0.9, lambda t: min(0.9, t / 200)],
+    )
+    def test_no_growth_no_answer(self, share: Callable[[int], float]) -> None:
+        assert _forecasts(share, 600) == []
 
     def test_too_little_to_tell_and_too_far_to_matter(self) -> None:
+        assert _forecasts(lambda t: 0.5 + t / 500, 225) == []
+        assert _forecasts(lambda t: 0.1 + t / 100_000, 400) == []
         trend = Trend()
-        for second in range(60):
-            assert second >= 16 or trend.seconds_to(2000) is None
-            trend.add(second, 1000 + second)
-        assert trend.seconds_to(1_000_000) is None
+        for second in range(300):
+            trend.add(second, second)
+        assert trend.seconds_to(310) is not None
         trend.add(10, 5)  # the clock was set back
-        assert trend.seconds_to(2000) is None
+        assert trend.seconds_to(310) is None
 
 
 class TestWatchedOutOfMemory:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from gpumem_tui.memory import GIB, MIB, Bucket, Ledger, LedgerRow, Unknown
-from gpumem_tui.monitor.alerts import Alert, AlertKind, Severity
+from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts, Severity
 from gpumem_tui.monitor.history import Column
 from gpumem_tui.monitor.snapshot import GpuProcess, ProcessKind, Snapshot
 from gpumem_tui.tui.kit.figures import Row, age, fit
@@ -25,6 +25,7 @@ from gpumem_tui.tui.monitor.reports import details_rows
 from gpumem_tui.tui.monitor.screen import MonitorScreen
 from gpumem_tui.tui.monitor.state import MonitorState, SortBy, device_key, focused_on, seen, sorted_by, sorted_on
 from gpumem_tui.watch.published import Published
+from tests.monitor import snapshots
 from tests.scenes import monitor as scene
 
 SIZES = [(38, 8), (78, 22), (118, 38), (198, 58)]
@@ -45,6 +46,20 @@ def state(gpus: int = 8, **changes: object) -> MonitorState:
 
 def pids(shown: MonitorState) -> list[int]:
     return [entry.process.pid for entry in entries(shown)]
+
+
+@pytest.mark.parametrize("used_share", [0.952, 0.985, 0.99, 0.9999, 1.0])
+def test_the_row_and_the_alert_have_one_percentage(used_share: float) -> None:
+    """Both without what the driver keeps for itself."""
+    usable_bytes = snapshots.memory(0).free_bytes
+    full = snapshots.gpu(used_bytes=round(used_share * usable_bytes), processes=())
+    (alert,) = Alerts().update(snapshots.machine([full]))
+    told = re.search(r"(\d+) % of memory in use", alert.message)
+    rows = gpus_view(MonitorState(snapshot=snapshots.machine([full])), layout(118, 38, 1, 2), 118).rows
+    shown = re.search(r"GiB +(\d+)%", text(rows[0]))
+    assert told is not None
+    assert shown is not None
+    assert told[1] == shown[1]
 
 
 @given(

@@ -140,14 +140,6 @@ def short_name(name: str) -> str:
     return name
 
 
-def used_share(gpu: GpuReading) -> float | None:
-    """Return what is used of the device, the driver's reserve apart, as a share of its total."""
-    memory = gpu.visible_memory
-    if isinstance(memory, Unknown) or memory.total_bytes <= 0:
-        return None
-    return memory.used_bytes / memory.total_bytes
-
-
 def utilization_span(gpu: GpuReading, width: int = 4) -> Span:
     """Return the utilization, such as "87%"; what a MIG device states is never 0."""
     return fit_right(known(gpu.telemetry.utilization_percent, lambda value: f"{value}%"), width), ""
@@ -426,10 +418,10 @@ def _facts(state: MonitorState, gpu: GpuReading, width: int) -> Row:
 
 
 def _used(state: MonitorState, gpu: GpuReading) -> Row:
-    if isinstance(gpu.visible_memory, Unknown):
+    memory = gpu.visible_memory
+    if isinstance(memory, Unknown):
         return [(ABSENT, "bold")]
-    share = used_share(gpu) or 0.0
-    return [used_span(state, gpu, 12), (f" GiB {share:>4.0%}", "")]
+    return [used_span(state, gpu, 12), (f" GiB {memory.shown_percent:>3}%", "")]
 
 
 def _readings(state: MonitorState, gpu: GpuReading) -> list[Row]:
