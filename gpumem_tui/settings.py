@@ -5,16 +5,16 @@ The command line goes before the file, the file before the defaults.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct, field
 
 from gpumem_tui.errors import OptionError
 
@@ -23,8 +23,7 @@ class SettingsError(OptionError):
     """The file is invalid: one line with every fault, each with the file and the line it is on."""
 
 
-@dataclass(frozen=True)
-class Notify:
+class Notify(Struct, frozen=True):
     """Who gets a message when an alert begins: the table ``[notify]``."""
 
     command: Annotated[
@@ -59,8 +58,7 @@ HostList = Annotated[tuple[str, ...], Meta(description='a list of hosts such as 
 HourPrice = Annotated[float, Meta(ge=0, lt=1e6, description="the price of one GPU for an hour")]
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """The settings of a user, from `settings.toml`."""
 
     interval_s: Annotated[float, Meta(ge=0.2, le=3600, description="Seconds between two readings of the GPUs.")] = 1.0
@@ -118,6 +116,9 @@ _Table = type[Settings] | type[Notify]
 
 def default_path(name: str = "settings.toml") -> Path:
     """Return where a file of the user's is looked for: in the configuration folder, by the XDG rules."""
+    if os.uname().sysname == "Linux":  # as platformdirs does there, which takes long to import
+        folder = os.environ.get("XDG_CONFIG_HOME", "").strip() or os.path.expanduser("~/.config")
+        return Path(folder, "gpumem-tui", name)
     from platformdirs import user_config_path
 
     return user_config_path("gpumem-tui") / name

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from gpumem_tui.settings import Notify, Settings, SettingsError, default_file, default_path, load, parse
 
@@ -21,13 +21,13 @@ def test_the_printed_file_has_every_key_at_its_default() -> None:
     assert parse(text) == Settings()
     live = re.sub(r"^# (\w+ = |\[\w+\]$)", r"\1", text, flags=re.MULTILINE)
     assert parse(live) == Settings()
-    names = [spec.name for table in (Settings, Notify) for spec in fields(table) if spec.name != "notify"]
+    names = [name for table in (Settings, Notify) for name in table.__struct_fields__ if name != "notify"]
     assert re.findall(r"^(\w+) = ", live, flags=re.MULTILINE) == names
 
 
 def test_values_are_read() -> None:
     text = 'interval_s = 2\ntheme = "light"\nbell = true\ntemperature_limit_c = 80\n'
-    expected = replace(Settings(), interval_s=2.0, theme="light", bell=True, temperature_limit_c=80)
+    expected = structs.replace(Settings(), interval_s=2.0, theme="light", bell=True, temperature_limit_c=80)
     assert parse(text) == expected
     assert isinstance(parse(text).interval_s, float)
 

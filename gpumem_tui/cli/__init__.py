@@ -1,4 +1,4 @@
-"""The command line. Without arguments the program opens at once; only with them is click imported to parse them."""
+"""The command line. What needs no parsing begins at once; for anything else click is imported."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ import sys
 
 from gpumem_tui import __version__
 from gpumem_tui.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, OptionError
-from gpumem_tui.report.output import complain, is_terminal, replace_unencodable
+from gpumem_tui.report.output import complain, is_terminal, printed_whole, replace_unencodable
 
 _COMPLETION = "_GPUMEM_TUI_COMPLETE"
 """With this a shell asks click for what could be typed next (click's documentation, "Shell Completion")."""
+
+_MONITOR_FLAGS = {"--once": "once", "--json": "as_json"}
+"""By flag what it sets: `monitor` with these alone is what scripts call every minute, and starts without click.
+
+Whatever else stands on a line is click's to parse and to refuse.
+"""
 
 
 def main() -> None:
@@ -33,6 +39,13 @@ def _run_command() -> int:
         from gpumem_tui.run.interpreters import begin_early
 
         begin_early(sys.argv[1:])
+    command, *flags = sys.argv[1:] or [""]
+    if command == "monitor" and _MONITOR_FLAGS.keys() >= set(flags) and _COMPLETION not in os.environ:
+        from gpumem_tui.cli.asked import AskedMonitor
+        from gpumem_tui.cli.here import monitor_here
+
+        asked = AskedMonitor.of(dict.fromkeys((_MONITOR_FLAGS[flag] for flag in flags), True))
+        return printed_whole(lambda: monitor_here(asked))
     from gpumem_tui.cli.commands import run
 
     return run()

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import sys
 from importlib import import_module
 
 import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class
 
 from gpumem_tui import __version__
-from gpumem_tui.cli.hosts import HOSTS_OPTIONS, AskedHosts, metrics_option, watch_hosts
+from gpumem_tui.cli.asked import AskedHosts
+from gpumem_tui.cli.hosts import HOSTS_OPTIONS, metrics_option, watch_hosts
 from gpumem_tui.cli.types import Finite, with_options
-from gpumem_tui.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
-from gpumem_tui.report.output import complain, drop_output
+from gpumem_tui.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED
+from gpumem_tui.report.output import complain, printed_whole
 
 _COMMANDS = {
     "search": ("gpumem_tui.cli.search:search", "Find the largest batch: run larger ones until memory is out."),
@@ -60,20 +59,8 @@ class _Commands(click.Group):
             formatter.write_dl([(name, words) for name, (_, words) in _COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run a command. A reader that has enough of its output (``| head -1``) is no error, other than to click."""
-        try:
-            result: object = super().invoke(ctx)
-            if sys.stdout is not None:
-                sys.stdout.flush()
-        except BrokenPipeError:
-            drop_output()
-            return 0
-        except OSError as error:
-            if error.errno != errno.ENOSPC or error.filename is not None:
-                raise
-            drop_output()
-            return complain(f"the output cannot be written: {error.strerror}", EXIT_FAILED)
-        return result
+        """Run a command; click has another view of a reader that leaves."""
+        return printed_whole(lambda: super(_Commands, self).invoke(ctx))
 
 
 @click.group(

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from gpumem_tui.cli.hosts import HOSTS_OPTIONS, AskedHosts, settled, started_fleet, timeout_option
+from gpumem_tui.cli.asked import AskedHosts
+from gpumem_tui.cli.hosts import HOSTS_OPTIONS, settled, started_fleet, timeout_option
 from gpumem_tui.cli.types import AT_LEAST_ONE, Finite, Typed, with_options
 from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
 from gpumem_tui.memory import Unknown, format_bytes

@@ -5,15 +5,15 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
+from gpumem_tui.cli.asked import AskedHosts, settings_of
 from gpumem_tui.cli.types import Decorator, Finite, Typed
 from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, OptionError
 from gpumem_tui.report.output import Complaints, complain, is_terminal, sleep_until, written
@@ -73,63 +73,6 @@ def serve_metrics(stack: ExitStack, machines: Machines, host: str, port: int) ->
     if not is_loopback(host):
         complain(f"--metrics: everyone who can reach {server.address} can read users and process names", 0)
     return f"metrics on {server.address}"
-
-
-Asked = TypeVar("Asked", bound="AskedHosts")
-
-
-@dataclass(frozen=True)
-class AskedHosts:
-    """The machines that the command line names, and how they are watched.
-
-    Attributes:
-        hosts: of `--host`; `hosts_file`: of `--hosts`; `slurm_job`: of `--slurm`.
-        interval_s: seconds between two readings; None for as the settings have it.
-        address: where metrics of all of them are served; then no terminal is needed.
-        timeout_s: seconds for a host's first answer where that is waited for; None for the usual time.
-        allow_signals: offer to end processes there.
-        mine: list only the processes of the user who watches.
-        bell: ring when an alert begins; `read_only`: only watch.
-        record: also keep their states in this new file; without a terminal nothing else is done.
-        settings_path: the settings file; None for the user's.
-    """
-
-    hosts: tuple[str, ...]
-    hosts_file: Path | None
-    slurm_job: str | None
-    remote_command: str | None
-    interval_s: float | None
-    address: tuple[str, int] | None
-    allow_signals: bool = False
-    record: Path | None = None
-    mine: bool = False
-    bell: bool = False
-    read_only: bool = False
-    settings_path: Path | None = None
-    timeout_s: float | None = None
-
-    @classmethod
-    def of(cls: type[Asked], values: Mapping[str, Any]) -> Asked:
-        """Return what was typed, by click's names of the options."""
-        return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
-
-    @property
-    def are_named(self) -> bool:
-        """Return whether any machine is named."""
-        return bool(self.hosts or self.hosts_file or self.slurm_job)
-
-
-def settings_of(asked: Any, *more: str) -> Settings:
-    """Return the settings of the file that was named, else the user's, with what was typed in the place of the file's.
-
-    Args:
-        asked: what was typed, by the settings' names, and `settings_path`.
-        more: settings besides those that every Monitor takes.
-    """
-    from gpumem_tui.settings import load
-
-    settings, names = load(asked.settings_path), ("interval_s", "mine", "bell", "read_only", *more)
-    return replace(settings, **{name: getattr(asked, name) or getattr(settings, name) for name in names})
 
 
 def _fleet_of(asked: AskedHosts) -> tuple[Fleet, Settings]:

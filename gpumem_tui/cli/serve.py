@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpumem_tui.cli.hosts import HOSTS_OPTIONS, AskedHosts
+from gpumem_tui.cli.asked import AskedHosts
+from gpumem_tui.cli.hosts import HOSTS_OPTIONS
 from gpumem_tui.cli.types import Finite, Whole, with_options
 from gpumem_tui.errors import OptionError
 from gpumem_tui.report.tables import counted

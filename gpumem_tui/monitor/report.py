@@ -7,13 +7,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gpumem_tui.memory import GIB, Bucket, Unknown, Value, format_bytes
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts
 from gpumem_tui.monitor.gpu_reader import NOT_RETURNED
 from gpumem_tui.monitor.ledger import DEVICE_BUCKETS
-from gpumem_tui.monitor.notify import Notifier
 from gpumem_tui.monitor.probes import NOTHING_SAID, Ask, ProbeReport, no_probes, with_unlisted
 from gpumem_tui.monitor.readings import NOT_READ_YET, READINGS, Reading
 from gpumem_tui.monitor.snapshot import (
@@ -34,10 +33,13 @@ from gpumem_tui.monitor.snapshot import (
 )
 from gpumem_tui.monitor.users import UserTotal, only_of, user_totals, users_lines
 from gpumem_tui.monitor.vendors import vendor
-from gpumem_tui.monitor.wire import HostReport, ReportWriter
 from gpumem_tui.report.objects import SCHEMA, Body, picked
 from gpumem_tui.report.output import Complaints, Printer, columns, sleep_until
 from gpumem_tui.report.tables import TextColumn, TextTable, counted, cut_to
+
+if TYPE_CHECKING:
+    from gpumem_tui.monitor.notify import Notifier
+    from gpumem_tui.monitor.wire import ReportWriter
 
 _MEMORY = tuple(field.name for field in fields(Memory))
 _HOST_PROCESS = tuple(field.name for field in fields(HostProcess) if field.name != "pid")
@@ -211,6 +213,8 @@ def stream(  # noqa: PLR0913 - named only, each with its default
             recorder.add(snapshot, current, probes)
         snapshot, probes = only_of(only, snapshot, probes) if only else (snapshot, probes)
         if wire is not None:
+            from gpumem_tui.monitor.wire import HostReport
+
             line = wire.line(HostReport.of(with_unlisted(snapshot, probes), current, probes.said))
             sys.stdout.buffer.write(f"{line}\n".encode())  # UTF-8, as the viewer reads it, in any locale here
             sys.stdout.flush()

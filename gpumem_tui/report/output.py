@@ -5,6 +5,7 @@ Standard library alone, but for JSON: every command imports this as it starts.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -14,9 +15,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from io import TextIOWrapper
+from typing import TypeVar
 
-from gpumem_tui.errors import EXIT_INTERRUPTED
+from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED
 
+T = TypeVar("T")
 _HEADER_EVERY = 30
 _TICK_S = 1.0
 
@@ -207,6 +210,26 @@ def written(write: Callable[[], None]) -> int:
     except BrokenPipeError:
         drop_output()
     return 0
+
+
+def printed_whole(command: Callable[[], T]) -> T | int:
+    """Run a command until all that it printed is written, and return what it returns, or an exit code.
+
+    A reader that has enough (``| head -1``) is no error; a full disk is one.
+    """
+    try:
+        result = command()
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        drop_output()
+        return 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        drop_output()
+        return complain(f"the output cannot be written: {error.strerror}", EXIT_FAILED)
+    return result
 
 
 def drop_output() -> None:

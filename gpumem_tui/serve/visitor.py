@@ -7,7 +7,6 @@ environment and pipes.
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import select
 import signal
 import sys
@@ -15,6 +14,8 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import structs
 
 from gpumem_tui.settings import Notify, load
 
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from gpumem_tui.tui.start import open_named_hosts, open_program
 
     settings = load(given.settings)
-    settings = dataclasses.replace(
+    settings = structs.replace(
         settings,
         read_only=given.read_only or settings.read_only,
         interval_s=given.interval or settings.interval_s,

@@ -361,6 +361,10 @@ def _worth_watching(snapshot: Snapshot | None) -> bool:
 
 def _anything_publishes() -> bool:
     """Return whether a probe inside a running process answers."""
+    from gpumem_tui.watch.publishing import PublishingFolders
+
+    if PublishingFolders().are_quiet():
+        return False
     from gpumem_tui.watch.reader import Watcher
 
     return any(process.is_running for process in Watcher().processes())

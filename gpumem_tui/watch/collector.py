@@ -1,4 +1,7 @@
-"""Collects what probes publish, and further facts about those processes."""
+"""Collects what probes publish, and further facts about those processes.
+
+Imports the formula and what else a process needs when there is one: `monitor --once` waits for this.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gpumem_tui import host_memory
 from gpumem_tui.memory import Bucket, Unknown
 from gpumem_tui.monitor.backend import Vendor
-from gpumem_tui.monitor.devices import Candidate, visible_devices
 from gpumem_tui.monitor.probes import ProbeFigures, Probes
 from gpumem_tui.monitor.processes import HostProcesses
 from gpumem_tui.monitor.readings import Reading
@@ -21,13 +23,16 @@ from gpumem_tui.probe.files import WireError
 from gpumem_tui.probe.wire import CPU, Trained
 from gpumem_tui.watch import hosts
 from gpumem_tui.watch.documents import read_document
-from gpumem_tui.watch.expected import FIXED, Expected, expect
 from gpumem_tui.watch.folders import clean
-from gpumem_tui.watch.growth import Growth, fill_s, growth_of, is_worth_an_alert
-from gpumem_tui.watch.postmortem import Case, open_case
 from gpumem_tui.watch.published import Key, Placed, Published, WatchedProcess
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import FOR_MEMORY, ProbedProcess, ProbeSample
+
+if TYPE_CHECKING:
+    from gpumem_tui.monitor.devices import Candidate
+    from gpumem_tui.watch.expected import Expected
+    from gpumem_tui.watch.growth import Growth
+    from gpumem_tui.watch.postmortem import Case
 
 _GROWTH_EVERY_S = 5.0
 
@@ -54,7 +59,7 @@ class Collector:
         if not self._is_clean:
             self._is_clean = True
             clean(processes)
-        candidates = [_candidate(gpu) for gpu in gpus]
+        candidates = [_candidate(gpu) for gpu in gpus] if processes else []
         hosts = self._hosts.look(process.pid for process in processes if process.pid is not None)
         watched = []
         for process in processes:
@@ -97,6 +102,8 @@ class Collector:
             return ()
         looked_s, found = self._growth.get(process.key, (-math.inf, ()))
         if time.monotonic() - looked_s >= _GROWTH_EVERY_S:
+            from gpumem_tui.watch.growth import growth_of, is_worth_an_alert
+
             rising = growth_of(self._watcher.history(process))
             found = tuple(one for one in (_with_room(each, process, placed, gpus) for each in rising)
                           if is_worth_an_alert(one))  # fmt: skip
@@ -107,6 +114,8 @@ class Collector:
         if process.state not in FOR_MEMORY:
             return None
         if process.key not in self._cases:
+            from gpumem_tui.watch.postmortem import open_case
+
             try:
                 case = open_case(process)
             except WireError:  # the process's `problem` has it
@@ -119,6 +128,8 @@ class Collector:
 
 def fixed_bytes(process: ProbedProcess) -> dict[Bucket, int]:
     """Sum parameters, gradients and optimizer state over all devices, as far as known."""
+    from gpumem_tui.watch.expected import FIXED
+
     found: dict[Bucket, int] = {}
     for sample in process.samples:
         for bucket in FIXED:
@@ -136,11 +147,16 @@ def _derive(process: ProbedProcess, found: Mapping[Bucket, int]) -> Reading[Expe
     if trained is None:
         return Unknown("the probe has not listed the parameters yet")
     devices = {sample.record.device for sample in process.samples if sample.is_on_gpu} or {CPU}
+    from gpumem_tui.watch.expected import expect
+
     return expect(trained, found, process.process.world_size, devices)
 
 
 def _with_room(growth: Growth, process: ProbedProcess, placed: Sequence[Placed], gpus: Sequence[GpuReading]) -> Growth:
     """Add the time until it has filled what is left of its device, the cache of its allocator included."""
+    from gpumem_tui import host_memory
+    from gpumem_tui.watch.growth import fill_s
+
     if growth.device == CPU:
         left_bytes = None if process.pid is None else host_memory.left_bytes(process.pid)
     else:
@@ -157,6 +173,8 @@ def _with_room(growth: Growth, process: ProbedProcess, placed: Sequence[Placed],
 
 
 def _candidate(gpu: GpuReading) -> Candidate:
+    from gpumem_tui.monitor.devices import Candidate
+
     parts = tuple(instance.uuid for instance in gpu.instances)
     return Candidate(gpu.number, gpu.uuid, gpu.name, parts, gpu.vendor)
 
@@ -183,6 +201,8 @@ def gpu_uuid(process: ProbedProcess, sample: ProbeSample, gpus: Sequence[Candida
     if whose is not None:
         visible = {"CUDA_VISIBLE_DEVICES": environ[whose.visible]} if whose.visible in environ else {}
         environ = {**visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    from gpumem_tui.monitor.devices import visible_devices
+
     seen = visible_devices(gpus, environ)
     if isinstance(seen, Unknown):
         return seen

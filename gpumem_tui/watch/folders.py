@@ -1,7 +1,7 @@
 """The folder that probes publish in: whether it can be used, and which of its files go.
 
 Files of processes that ended are kept for a while, as after a crash they say what there was. A probe does not remove
-its own: viewers show how its process ended. The next `run`, `watch` or Monitor removes them.
+its own: viewers show how its process ended. The next `run` or `watch` removes them, and the Monitor where any ring is.
 """
 
 from __future__ import annotations

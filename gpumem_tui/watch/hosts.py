@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from gpumem_tui import launchers
@@ -103,12 +104,18 @@ def environ(folder: Path) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def shares_files(folder: Path) -> bool:
+def shares_files(folder: Path | str) -> bool:
     """Return whether the process of a folder in /proc sees the same files as we do, under the same names."""
     try:
-        return all(os.readlink(folder / link) == os.readlink(PROC / "self" / link) for link in ("ns/mnt", "root"))
+        return all(os.readlink(f"{folder}/{link}") == seen for link, seen in _own_files().items())
     except OSError:
         return True  # not ours to look into: its files are neither
+
+
+@cache
+def _own_files() -> dict[str, str]:
+    """Return which files we see, by the links that say so of every process."""
+    return {link: os.readlink(f"{PROC}/self/{link}") for link in ("ns/mnt", "root")}
 
 
 def every(proc: Path = PROC) -> Iterator[Host]:

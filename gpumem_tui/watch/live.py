@@ -8,8 +8,36 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpumem_tui.errors import own_error
-from gpumem_tui.monitor.snapshot import GpuReading
+from gpumem_tui.monitor.probes import NOTHING_SAID, Ask, ProbeReport
+from gpumem_tui.monitor.snapshot import GpuReading, Snapshot
 from gpumem_tui.watch.published import Key, Published
+from gpumem_tui.watch.publishing import PublishingFolders
+
+Collect = Callable[[Sequence[GpuReading], Key | None], Published]
+
+
+def ask_probes() -> Ask:
+    """Return what asks the probes of this machine's processes. While nothing publishes, hardly anything is imported."""
+    collect: list[Collect] = []
+    places = PublishingFolders()
+
+    def ask(snapshot: Snapshot) -> ProbeReport:
+        if not collect and places.are_quiet():
+            return NOTHING_SAID
+        from gpumem_tui.watch.report import probe_report
+
+        if not collect:
+            collect.append(_collector(None))
+        return probe_report(collect[0](snapshot.gpus, None))
+
+    return ask
+
+
+def _collector(directories: Iterable[Path] | None) -> Collect:
+    from gpumem_tui.watch.collector import Collector
+    from gpumem_tui.watch.reader import Watcher
+
+    return Collector(Watcher(directories)).collect
 
 
 class LiveProbes:
@@ -56,11 +84,8 @@ class LiveProbes:
         self._asked.set()
 
     def _run(self) -> None:
-        self._asked.wait()
-        from gpumem_tui.watch.collector import Collector  # only here: the first frame does not wait for it
-        from gpumem_tui.watch.reader import Watcher
-
-        collector = Collector(Watcher(self._directories))
+        collect: Collect | None = None
+        places = PublishingFolders(self._directories)
         while True:
             self._asked.wait()
             if self._stopped:
@@ -68,7 +93,9 @@ class LiveProbes:
             self._is_collecting = True
             self._asked.clear()
             try:
-                published = collector.collect(*self._wanted)
+                if collect is None and not places.are_quiet():
+                    collect = _collector(self._directories)
+                published = self._latest if collect is None else collect(*self._wanted)
             except Exception as error:  # noqa: BLE001  named in the header; the next reading may go well
                 published = replace(self._latest, problem=own_error(error))
             if published != self._latest:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import resource
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.readings import Reading
-from gpumem_tui.probe.files import Files, Folder, WireError, default_directory
+from gpumem_tui.probe.files import Files, Folder, WireError
 from gpumem_tui.probe.wire import (
     HEADER_BYTES,
     RING_BYTES,
@@ -34,20 +32,18 @@ from gpumem_tui.watch import hosts
 from gpumem_tui.watch.documents import Header, decode_header, decode_record, read_document
 from gpumem_tui.watch.ends import Evidence, Witness, end_of, unseen
 from gpumem_tui.watch.folders import full_reason
+from gpumem_tui.watch.publishing import PublishingFolders, expected_owners
 from gpumem_tui.watch.ranks import StoppedAt
 from gpumem_tui.watch.records import End, ProbedProcess, ProbeSample, ProcessState, RefusedFile, last_first
 
-_TMP = Path("/tmp")  # noqa: S108 - each folder in it is checked by `Folder`
-_FOREIGN_EVERY_S = 10.0
 _SILENT_AFTER_S, _SILENT_STEPS = 15.0, 3
 """A stop is reported after so long without a step, and so many times as long as one took before."""
 _RARER_S = 2.0
 """Samples that are further apart than this are called rarer."""
-_MOST_FOLDERS, _MOST_NAMES, _MOST_RINGS = 16, 4096, 256
-"""Limits for one user: folders in /tmp, names in a folder, rings. Nobody takes the place of others by making more."""
+_MOST_NAMES, _MOST_RINGS = 4096, 256
+"""Limits for one user: names in a folder, rings. Nobody takes the place of others by making more."""
 _HELD_SHARE, _HELD_SHARE_OF_A_USER = 1 / 4, 1 / 8
 """Share of our descriptors for processes that are followed, and for those of one user."""
-_OWNER_IN_NAME = re.compile(r"gpumem-tui-(\d+)")
 
 
 @dataclass
@@ -84,21 +80,18 @@ class Watcher:
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.only = ""
-        self._given = None if directories is None else tuple(directories)
-        self._followed: set[Path] = set()
+        self._places = PublishingFolders(directories, proc, clock_ns)
         self._proc = proc
         self._clock_ns = clock_ns
         self._rings: dict[Path, _Ring] = {}
         self._refused: dict[str, str] = {}
-        self._foreign: tuple[Path, ...] = ()
-        self._foreign_at_s = -_FOREIGN_EVERY_S
         self._hosts: dict[tuple[int, int], hosts.Host] | None = None
 
     def follow(self, pid: int) -> None:
         """Also look in the folder where this process's environment has its probe publish."""
         host = hosts.find(pid, self._proc)
         if host is not None:
-            self._followed.add(host.files.directory)
+            self._places.follow(host.files.directory)
 
     def processes(self) -> tuple[ProbedProcess, ...]:
         """Look at every folder again; return the processes that publish, or did.
@@ -108,7 +101,9 @@ class Watcher:
         """
         self._refused = {}
         self._hosts = None
-        seen = self._admitted({ring: uid for directory in self._directories() for ring, uid in self._scan(directory)})
+        seen = self._admitted(
+            {ring: uid for directory in self._places.directories() for ring, uid in self._scan(directory)}
+        )
         for path in set(self._rings) - set(seen):
             if (witness := self._rings[path].witness) is not None:
                 witness.close()
@@ -147,16 +142,6 @@ class Watcher:
         last = _last_with_model(ring) if ring.end is not None else 0
         return tuple(ProbeSample(ring.records[number]) for number in sorted(ring.records) if number <= (last or number))
 
-    def _directories(self) -> Iterable[Path]:
-        if self._given is not None:
-            return dict.fromkeys([*self._given, *self._followed])
-        now_s = self._clock_ns() / 1e9
-        if now_s - self._foreign_at_s >= _FOREIGN_EVERY_S:
-            self._foreign_at_s = now_s
-            self._foreign = foreign_directories(self._proc)
-        everybodys = _everybodys_directories() if os.geteuid() == 0 else ()
-        return dict.fromkeys([default_directory(), *self._followed, *everybodys, *self._foreign])
-
     def _admitted(self, found: Mapping[Path, int]) -> dict[Path, int]:
         """Return as many rings of each user as are read; those that were read before come first."""
         taken: Counter[int] = Counter()
@@ -172,7 +157,7 @@ class Watcher:
     def _scan(self, directory: Path) -> Iterator[tuple[Path, int]]:
         """Yield the rings in a folder, with the user whose folder it is."""
         try:
-            with Folder(directory, _expected_owners(directory)) as folder:
+            with Folder(directory, expected_owners(directory)) as folder:
                 uid, names, full = folder.owner, folder.names(), full_reason(directory, folder.file_system())
         except FileNotFoundError:
             return
@@ -258,45 +243,6 @@ class Watcher:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         is_free = held.total() < most * _HELD_SHARE and held[ring.uid] < most * _HELD_SHARE_OF_A_USER
         ring.witness = Witness(host.pid, host.start_ticks, hold=is_free)
-
-
-def _everybodys_directories() -> tuple[Path, ...]:
-    """List the folders in /tmp where probes of any user may publish, so many of each user at most."""
-    found: Counter[int] = Counter()
-    taken = []
-    for path in sorted(_TMP.glob("gpumem-tui-*"), key=lambda path: _OWNER_IN_NAME.fullmatch(path.name) is None):
-        with suppress(OSError):
-            uid = path.lstat().st_uid
-            found[uid] += 1
-            taken += [path] if found[uid] <= _MOST_FOLDERS else []
-    return tuple(taken)
-
-
-def foreign_directories(proc: Path = hosts.PROC) -> tuple[Path, ...]:
-    """List where the probes of containers publish, by names that we can open, of processes that we may look at."""
-    folders = (proc / name for name in os.listdir(proc) if name.isdecimal())
-    contained = (hosts.find(int(folder.name), proc) for folder in folders if not hosts.shares_files(folder))
-    found = [host.files.directory for host in contained if host is not None and os.geteuid() in (0, host.uid)]
-    distinct: dict[object, Path] = {}
-    for path in found:
-        try:
-            with Folder(path, None) as folder:
-                distinct.setdefault(folder.identity, path)
-        except WireError:
-            distinct[path] = path  # the reader reports why it is refused
-        except OSError:
-            continue
-    return tuple(distinct.values())
-
-
-def _expected_owners(directory: Path) -> tuple[int, ...] | None:
-    """Return whose a folder must be: ours; for root anybody's (None), or theirs if its name tells whose."""
-    if os.geteuid() != 0:
-        return (os.geteuid(),)
-    named = _OWNER_IN_NAME.fullmatch(directory.name)
-    if named is not None and directory.parent == _TMP:
-        return (int(named[1]),)
-    return None
 
 
 def _writes(host: hosts.Host | None, ring: _Ring) -> bool:

@@ -19,6 +19,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from gpumem_tui.cli import _MONITOR_FLAGS
+from gpumem_tui.cli.monitor import monitor
 from gpumem_tui.memory import GIB, MIB
 from gpumem_tui.monitor.report import snapshot_json
 from gpumem_tui.monitor.wire import ReportReader
@@ -48,6 +50,34 @@ def environment(fake_machine: FakeMachine, tmp_path: Path) -> dict[str, str]:
     """What the program needs to meet the fake machine and no settings of ours."""
     fake_machine.show(Scenario(gpus=[_BUSY, _FORBIDDEN]))
     return {**fake_machine.environment, "PATH": os.environ["PATH"], "XDG_CONFIG_HOME": str(tmp_path)}
+
+
+_UNNEEDED = (
+    "click",
+    "textual",
+    "rich",
+    "gpumem_tui.formula",
+    "gpumem_tui.tui",
+    "gpumem_tui.remote",
+    "gpumem_tui.options",
+)
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_one_reading_loads_nothing_that_only_options_and_screens_need(
+    environment: dict[str, str], flags: tuple[str, ...]
+) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "gpumem_tui", "monitor", "--once", *flags]
+    env = {**environment, "GPUMEM_TUI_DIR": environment["XDG_CONFIG_HOME"]}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "gpumem_tui.monitor.sampler" in loaded
+    assert not loaded & set(_UNNEEDED)
+
+
+def test_what_begins_without_click_is_an_option_of_it() -> None:
+    flags = {option: each.name for each in monitor.params for option in each.opts if getattr(each, "is_flag", False)}
+    assert flags.items() >= _MONITOR_FLAGS.items()
 
 
 def test_who_reads_no_more_is_noticed_long_before_the_next_reading(environment: dict[str, str]) -> None:

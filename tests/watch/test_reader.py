@@ -31,9 +31,9 @@ from gpumem_tui.probe.wire import (
 )
 from gpumem_tui.report.objects import encoded
 from gpumem_tui.run import children
-from gpumem_tui.watch import reader
 from gpumem_tui.watch.folders import KEEP_ENDED_S, clean
-from gpumem_tui.watch.reader import Watcher, foreign_directories
+from gpumem_tui.watch.publishing import everybodys_directories, foreign_directories
+from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProcessState
 from gpumem_tui.watch.report import probe_json
 from tests.attach import loops
@@ -364,7 +364,7 @@ def test_a_file_that_goes_while_others_are_removed_keeps_none_of_them(
 def test_folders_of_runs_are_none_that_probes_publish_in() -> None:
     run = Path(tempfile.mkdtemp(prefix=children._FOLDER, dir="/tmp"))
     try:
-        assert run not in reader._everybodys_directories()
+        assert run not in everybodys_directories()
     finally:
         run.rmdir()
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import ClassVar
 
+from msgspec import structs
 from textual.binding import Binding, BindingType
 
 from gpumem_tui.monitor.alerts import Alert, Alerts
@@ -103,7 +103,7 @@ class HostMonitor(MonitorScreen):
     ) -> None:
         super().__init__(
             HostSource(host),
-            replace(settings, bell=False),
+            structs.replace(settings, bell=False),
             history=history,
             alerts=HostAlerts(host),
             read_only=True,

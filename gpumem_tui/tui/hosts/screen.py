@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
+from msgspec import structs
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -236,7 +237,7 @@ class HostsScreen(TableScreen[HostsState]):
             said = status.problem or "it has not answered yet"
             self.app.notify(said, title=name, severity="error" if status.phase is HostPhase.AWAY else "information")
             return
-        settings = replace(self._settings, mine=self._state.mine)
+        settings = structs.replace(self._settings, mine=self._state.mine)
         history = self._histories.setdefault(name, History(settings.interval_s, settings.history_hours))
         self._open = name
         self.app.push_screen(
