@@ -101,7 +101,12 @@ def find_gpu(name: str) -> Gpu:
     """
     if name in gpus():
         return gpus()[name]
-    named = {entry: frozenset[str]() for entry, gpu in gpus().items() if _name_parts(gpu.title) == _name_parts(name)}
+    wanted = _name_parts(name)
+    named = {
+        entry: frozenset[str]()
+        for entry, gpu in gpus().items()
+        if wanted in [_name_parts(known) for known in (gpu.title, *gpu.also)]
+    }
     meant = named or {entry: words for entry in gpus() if (words := _further_words(name, entry)) is not None}
     several = [entry for entry, words in meant.items() if not words] or list(meant)
     if len(several) == 1 and not meant[several[0]]:
@@ -112,13 +117,15 @@ def find_gpu(name: str) -> Gpu:
     return _found("GPU", name, gpus())
 
 
-_OF_EVERY_NAME = frozenset({"nvidia", "geforce", "tesla", "amd", "instinct", "rtx", "gtx", "gb", "gib"})
+_OF_EVERY_NAME = frozenset({"nvidia", "geforce", "tesla", "amd", "instinct", "jetson", "rtx", "gtx"})
 """Words of a GPU's name that distinguish it from no other."""
+_BOARD_OR_UNIT = re.compile(r"sxm\d?|(?<=\d)[ _-]?gi?b(?![a-z\d])")
+"""Its board, and the unit of its memory: ``gb`` alone is no such, as GB10 and GB200 begin with it."""
 
 
 def _name_parts(name: str) -> list[str]:
     """Return words and numbers: ``["a", "100", "80"]`` of ``A100-SXM4-80GB``."""
-    return [part for part in _parts(re.sub(r"sxm\d?", "", name.lower())) if part not in _OF_EVERY_NAME]
+    return [part for part in _parts(_BOARD_OR_UNIT.sub("", name.lower())) if part not in _OF_EVERY_NAME]
 
 
 def _further_words(short: str, name: str) -> frozenset[str] | None:
@@ -276,6 +283,8 @@ class _GpuEntry(msgspec.Struct, forbid_unknown_fields=True):
     speed: GpuSpeed | None = None
     no_speed: str = ""
     arch: str = ""
+    also: tuple[str, ...] = ()
+    unified: bool = False
 
 
 def toml_tables(file_name: str) -> dict[str, dict[str, object]]:
@@ -322,6 +331,8 @@ def _gpu(name: str, table: Mapping[str, object]) -> Gpu:
         speed=entry.speed,
         no_speed=entry.no_speed,
         arch=entry.arch,
+        also=entry.also,
+        unified=entry.unified,
     )
 
 

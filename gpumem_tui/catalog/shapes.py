@@ -135,7 +135,7 @@ class Gpu:
     their number is not known. `reserves`: if it moves with the driver, bytes by its major version.
     `speed` is None without known rates; `no_speed` gives the reason. `arch`: what ROCm's compilers call a GPU that
     runs no CUDA ("gfx942"); `compute_capability` is what HIP states of it then, and `multiprocessors` are its compute
-    units.
+    units. `also`: further names of it. `unified`: it shares the system's memory with the CPU.
     `context`: what was measured or said of one of them, which makes it no other kind of GPU; None for what we know
         about
     its architecture.
@@ -153,6 +153,8 @@ class Gpu:
     speed: GpuSpeed | None = None
     no_speed: str = ""
     arch: str = ""
+    also: tuple[str, ...] = ()
+    unified: bool = False
     context: Context | None = field(default=None, compare=False)
 
     @property

@@ -322,7 +322,7 @@ def decode_request(line: bytes) -> Request:
         raise EventError("the parent speaks another version")
     kind = TrialRequest if values["action"] == "trial" else TraceRequest
     gpu = values.pop("gpu")
-    gpu["compute_capability"] = tuple(gpu["compute_capability"])
+    gpu["compute_capability"], gpu["also"] = tuple(gpu["compute_capability"]), tuple(gpu["also"])
     gpu["context"] = Context(**gpu["context"]) if gpu["context"] is not None else None
     gpu["speed"] = GpuSpeed(**gpu["speed"]) if gpu["speed"] is not None else None
     gpu["reserves"] = tuple((driver, size_bytes) for driver, size_bytes in gpu["reserves"])

@@ -8,7 +8,8 @@ import pytest
 
 from gpumem_tui.catalog.loader import find_gpu, gpus, multiprocessors_of, speed_of
 from gpumem_tui.catalog.shapes import Gpu
-from gpumem_tui.memory import MIB
+from gpumem_tui.memory import KIB, MIB
+from gpumem_tui.simulator.allocator.profile import not_known_of, profile_for
 
 PUBLIC_NAMES = [
     "t4-16gb",
@@ -53,7 +54,7 @@ def test_total_is_the_size_in_the_name(gpu: Gpu) -> None:
 @pytest.mark.parametrize("gpu", ALL_GPUS)
 def test_the_driver_keeps_a_little_of_it(gpu: Gpu) -> None:
     reserve_bytes = gpu.total_bytes - gpu.cuda_total_bytes
-    assert reserve_bytes == 0 if gpu.arch else 100 * MIB < reserve_bytes < 1200 * MIB
+    assert reserve_bytes == 0 if gpu.arch or gpu.unified else 100 * MIB < reserve_bytes < 1200 * MIB
 
 
 @pytest.mark.parametrize("gpu", ALL_GPUS)
@@ -61,6 +62,36 @@ def test_says_what_it_is_and_where_the_figures_come_from(gpu: Gpu) -> None:
     assert gpu.title.startswith("AMD " if gpu.arch else "NVIDIA ")
     assert gpu.source
     assert (6, 0) <= gpu.compute_capability <= (12, 1)
+
+
+ARCHITECTURES = {gpu.compute_capability: gpu for gpu in gpus().values() if not gpu.arch}
+
+
+@pytest.mark.parametrize("gpu", ARCHITECTURES.values(), ids=lambda gpu: gpu.sm)
+def test_what_is_not_known_of_an_architecture_is_a_range(gpu: Gpu) -> None:
+    profile = profile_for("2.13.0", gpu)
+    between = profile.context_range
+    assert 100 * MIB < between.low_bytes <= profile.context_bytes <= between.high_bytes < 1200 * MIB
+    assert between.high_bytes - between.low_bytes >= 30 * MIB
+    assert profile.context_source
+    large = gpu.compute_capability[0] in (9, 10, 12)
+    assert profile.cublas_workspace_bytes == (32 * MIB if large else 8320 * KIB), "CublasHandlePool.cpp of torch 2.13"
+
+
+@pytest.mark.parametrize(("unknown", "near"), [((8, 7), (8, 6)), ((10, 3), (10, 0)), ((12, 1), (12, 0))])
+def test_an_architecture_that_nobody_measured_may_take_what_its_nearest_does(
+    unknown: tuple[int, int], near: tuple[int, int]
+) -> None:
+    wide, known = (profile_for("2.13.0", ARCHITECTURES[of]).context_range for of in (unknown, near))
+    assert wide.low_bytes <= known.low_bytes
+    assert wide.high_bytes >= known.high_bytes
+
+
+@pytest.mark.parametrize("gpu", ALL_GPUS)
+def test_a_gpu_without_memory_of_its_own_says_what_that_means(gpu: Gpu) -> None:
+    said = not_known_of(gpu)
+    assert gpu.unified == ("shares its" in said and "with the CPU" in said)
+    assert gpu.unified == (gpu.title.startswith("NVIDIA Jetson") or gpu.name.startswith("gb10"))
 
 
 def test_a_reserve_that_moves_with_the_driver_is_told_by_driver() -> None:
@@ -93,8 +124,8 @@ class TestSpeed:
         assert gpu.speed.source
         assert gpu.speed.fp32 <= (gpu.speed.tf32 or gpu.speed.fp32) <= (gpu.speed.half or float("inf"))
         assert gpu.speed.pcie < gpu.speed.memory
-        came = gpu.compute_capability >= ((9, 4) if gpu.arch else (8, 0))
-        assert (gpu.speed.tf32 is not None) == came, "TF32 came with Ampere, and as XF32 with CDNA 3"
+        came = gpu.compute_capability == (9, 4) if gpu.arch else gpu.compute_capability >= (8, 0)
+        assert (gpu.speed.tf32 is not None) == came, "TF32 came with Ampere; CDNA 3 alone has XF32"
 
     @pytest.mark.parametrize(
         ("title", "gib", "half"),
@@ -102,7 +133,8 @@ class TestSpeed:
          ("NVIDIA A100 80GB PCIe", 80, None), ("NVIDIA H100 80GB HBM3", 79.65, 989.4),
          ("NVIDIA H100 PCIe", 79.65, None),
          ("Tesla T4", 15, 65.0),
-         ("NVIDIA GeForce RTX 4090", 23.99, 165.2), ("NVIDIA GeForce RTX 4070 Ti", 11.99, None),
+         ("NVIDIA GeForce RTX 4090", 23.99, 165.2), ("NVIDIA GeForce RTX 4070 Ti", 11.99, 80.2),
+         ("NVIDIA GeForce RTX 4060 Ti", 7.996, 44.1), ("NVIDIA GB10", 121.69, None),
          ("NVIDIA GeForce RTX 4090 Laptop GPU", 16, None), ("Tesla V100-SXM2-16GB", 16, 125.0)],
     )  # fmt: skip
     def test_of_a_gpu_by_the_name_that_its_driver_gives(self, title: str, gib: float, half: float | None) -> None:

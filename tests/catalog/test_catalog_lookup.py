@@ -54,6 +54,17 @@ def test_suggests_the_model_that_was_meant(wrong: str, meant: str) -> None:
         ("4080 super", "rtx-4080-super-16gb"),
         ("l4", "l4-24gb"),
         ("h200", "h200-141gb"),
+        ("4070 ti", "rtx-4070-ti-12gb"),
+        ("4060", "rtx-4060-8gb"),
+        ("4060 ti 16GB", "rtx-4060-ti-16gb"),
+        ("gb10", "gb10-128gb"),
+        ("DGX Spark", "gb10-128gb"),
+        ("GB200", "gb200-186gb"),
+        ("b300", "b300-288gb"),
+        ("mi355x", "mi355x-288gb"),
+        ("NVIDIA A800-SXM4-80GB", "a800-80gb"),
+        ("orin nano", "jetson-orin-nano-8gb"),
+        ("NVIDIA Thor", "jetson-thor-128gb"),
     ],
 )
 def test_a_gpu_is_found_by_what_people_call_it(written: str, meant: str) -> None:
@@ -65,13 +76,14 @@ def test_a_name_that_is_short_for_several_gpus_lists_them_with_their_memory() ->
         CatalogError, match=r"^'a100' is short for several GPUs: a100-40gb \(40.00 GiB\), a100-80gb \(80.00"
     ):
         find_gpu("a100")
+    with pytest.raises(CatalogError, match=r"^'Orin' is short .*agx-orin-64gb \(61.35 GiB\), jetson-orin-nano-8gb \("):
+        find_gpu("Orin")
 
 
 @pytest.mark.parametrize(
     ("wrong", "meant"),
     [
         ("A100-80G", {"a100-80gb"}),
-        ("4070 ti", {"rtx-4070-ti-super-16gb"}),
         ("mi250", {"mi250x-64gb"}),
         ("rtx4091", {"rtx-4090-24gb"}),
     ],

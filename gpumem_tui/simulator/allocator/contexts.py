@@ -145,9 +145,13 @@ def _of_stages(stages: dict[str, Any], libraries: Sequence[str] | None) -> Conte
 
 
 def _published(gpu: Gpu) -> Context:
-    """Return what others found on this architecture, or on any other where it was not looked at."""
+    """Return what others found on this architecture, or on those nearest to it where it was not looked at."""
     capability = capability_text(gpu.compute_capability)
-    found = FACTS["loaded"].get(capability, FACTS["elsewhere"])
+    near = FACTS["like"].get(capability, [])
+    found = FACTS["loaded"].get(capability) or [
+        *FACTS["elsewhere"],
+        *(one for like in near for one in FACTS["loaded"][like]),
+    ]
     if capability in FACTS["expected"]:
         expected = FACTS["expected"][capability]
         source = expected["source"]
@@ -155,8 +159,10 @@ def _published(gpu: Gpu) -> Context:
         expected = sorted(found, key=itemgetter("mib"))[(len(found) - 1) // 2]
         source = f"measured on {expected['source']}, as it ran out of memory"
     else:
-        expected = FACTS["expected"][FACTS["assumed"]]
-        source = f"assumed for {gpu.sm}: {expected['source']}; 254 to 656 MiB elsewhere"
+        alike = next((like for like in near if like in FACTS["expected"]), FACTS["assumed"])
+        expected = FACTS["expected"][alike]
+        least, *_, most = sorted(one["mib"] for one in found)
+        source = f"assumed for {gpu.sm}: {expected['source']}; {least} to {most} MiB elsewhere"
     sizes = [one["mib"] for one in found]
     if len(sizes) < _FEW:
         sizes.append(FACTS["elsewhere"][-1]["mib"])

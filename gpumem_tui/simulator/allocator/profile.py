@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from gpumem_tui.catalog.shapes import MULTIPROCESSORS_OF_OTHERS, Context, Gpu
-from gpumem_tui.memory import KIB, MIB, Range
+from gpumem_tui.memory import KIB, MIB, Range, format_bytes
 from gpumem_tui.simulator.allocator.contexts import (
     FACTS,
     capability_text,
@@ -228,7 +228,12 @@ def profile_for(torch_version: str, gpu: Gpu) -> Profile:
 
 
 def not_known_of(gpu: Gpu) -> str:
-    """Say what is not known of a GPU's runtime, so that no verdict of a trace is certain; empty for CUDA."""
+    """Say what is not known of a GPU, so that no verdict of a trace is certain; empty for CUDA with its own memory."""
+    if gpu.unified:
+        return (
+            f"{gpu.title} is an estimate: it shares its {format_bytes(gpu.total_bytes)} with the CPU. The system, its "
+            "file cache and the program's own Python take a part of it that is not known; `free -h` shows the rest"
+        )
     if not gpu.arch:
         return ""
     return (
