@@ -54,6 +54,21 @@ class Notify(Struct, frozen=True):
         return tuple(shlex.split(self.command)) if isinstance(self.command, str) else self.command
 
 
+class GpuTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """A GPU that the catalog lacks: a table ``[gpus.NAME]``.
+
+    Attributes:
+        memory: as nvidia-smi reports it, such as ``20GiB``.
+        arch: such as ``sm_89`` or ``gfx942``; empty for not known.
+        multiprocessors: None for not known.
+    """
+
+    memory: str
+    arch: str = ""
+    multiprocessors: Annotated[int, Meta(ge=1, le=10_000)] | None = None
+
+
+OwnGpu = Annotated[GpuTable, Meta(description='a table with memory = "20GiB" and arch = "sm_89"')]
 HostList = Annotated[tuple[str, ...], Meta(description='a list of hosts such as ["a", "me@b:2222"]')]
 HourPrice = Annotated[float, Meta(ge=0, lt=1e6, description="the price of one GPU for an hour")]
 
@@ -106,6 +121,13 @@ class Settings(Struct, frozen=True):
         Meta(
             description="Your price of an hour of one GPU, in US dollars. As a table: [prices], then "
             "h100-80gb = 2.10, and so on."
+        ),
+    ] = field(default_factory=dict)
+    gpus: Annotated[
+        Mapping[str, OwnGpu],
+        Meta(
+            description="GPUs that the catalog lacks, for --gpu sim:NAME. As a table each: [gpus.my-card], then "
+            'memory = "20GiB" and arch = "sm_89".'
         ),
     ] = field(default_factory=dict)
     notify: Notify = Notify()
@@ -250,7 +272,7 @@ def _words(kind: Any, value: object) -> str:
 def _line_of(key: str, text: str) -> int:
     """Return an entry's line in the file, which TOML readers do not give."""
     quoted = re.escape(key)
-    entry = re.compile(rf"\s*\[*\s*([\"']?){quoted}\1\s*[=.\]]")
+    entry = re.compile(rf"\s*(?:\[+\s*[\w-]+\s*\.)?\[*\s*([\"']?){quoted}\1\s*[=.\]]")
     return next((number for number, line in enumerate(text.splitlines(), 1) if entry.match(line)), 1)
 
 

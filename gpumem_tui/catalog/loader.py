@@ -15,6 +15,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from gpumem_tui.catalog.custom import described, is_custom, of_settings
 from gpumem_tui.catalog.huggingface import CONFIGS, HfConfig
 from gpumem_tui.catalog.shapes import FAMILIES, CatalogError, Gpu, GpuSpeed, ModelShape, ShapeError
 from gpumem_tui.memory import MIB, format_bytes
@@ -42,12 +43,14 @@ class NoClosedFormError(CatalogError):
 
 @cache
 def gpus() -> Mapping[str, Gpu]:
-    """Return every GPU of the catalog by name, in the file's order.
+    """Return every GPU of the catalog by name, in the file's order, and those of the user's settings after them.
 
     Raises:
         CatalogError: gpus.toml is damaged.
+        OptionError: the settings are.
     """
-    return MappingProxyType({name: _gpu(name, table) for name, table in toml_tables("gpus.toml").items()})
+    found = {name: _gpu(name, table) for name, table in toml_tables("gpus.toml").items()}
+    return MappingProxyType({**found, **of_settings(found)})
 
 
 class GpuPrice(msgspec.Struct, frozen=True):
@@ -94,13 +97,15 @@ def find_gpu(name: str) -> Gpu:
     """Return the GPU of that name, or of the one name that it is short for: ``4090``, ``rtx4090``, ``H100-80GB``.
 
     None is chosen of those that differ in their memory alone, nor one whose name has a further word: ``h100`` is not
-    ``h100-nvl-94gb``, ``4070-ti`` no ``rtx-4070-ti-super-16gb``.
+    ``h100-nvl-94gb``, ``4070-ti`` no ``rtx-4070-ti-super-16gb``. ``custom-20GiB-sm_89`` describes one of its own.
 
     Raises:
         CatalogError: none exists, or there are several; the message lists them with their memory, or the nearest.
     """
     if name in gpus():
         return gpus()[name]
+    if (custom := described(name, gpus())) is not None:
+        return custom
     wanted = _name_parts(name)
     named = {
         entry: frozenset[str]()
@@ -115,6 +120,11 @@ def find_gpu(name: str) -> Gpu:
         listed = ", ".join(f"{entry} ({format_bytes(gpus()[entry].total_bytes)})" for entry in several)
         raise CatalogError(f"{name!r} is short for several GPUs: {listed}")
     return _found("GPU", name, gpus())
+
+
+def is_named(gpu: Gpu) -> bool:
+    """Return whether its name is enough to find this GPU again."""
+    return gpus().get(gpu.name) == gpu or is_custom(gpu)
 
 
 _OF_EVERY_NAME = frozenset({"nvidia", "geforce", "tesla", "amd", "instinct", "jetson", "rtx", "gtx"})

@@ -15,8 +15,7 @@ from gpumem_tui.cli.asked import AskedHosts
 from gpumem_tui.cli.hosts import HOSTS_OPTIONS, settled, started_fleet, timeout_option
 from gpumem_tui.cli.types import AT_LEAST_ONE, Finite, Typed, with_options
 from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
-from gpumem_tui.memory import Unknown, format_bytes
-from gpumem_tui.options.typed import size_from
+from gpumem_tui.memory import Unknown, format_bytes, size_from
 from gpumem_tui.report.objects import SCHEMA, JsonObject
 from gpumem_tui.report.output import Printer, complain
 from gpumem_tui.report.tables import counted

@@ -13,8 +13,9 @@ import click
 from gpumem_tui import launchers
 from gpumem_tui.cli.sections import COMMAND, Sectioned, sectioned
 from gpumem_tui.cli.types import Decorator, Finite, Typed, Whole
+from gpumem_tui.memory import size_from
 from gpumem_tui.options.table import DEVICE, WORKLOAD, OptionRow
-from gpumem_tui.options.typed import rows_from, size_from, tokens_from
+from gpumem_tui.options.typed import rows_from, tokens_from
 
 if TYPE_CHECKING:
     from gpumem_tui.options.configuration import Options

@@ -10,6 +10,7 @@ import cloup
 from click.shell_completion import CompletionItem
 
 from gpumem_tui.cli.types import Decorator, Whole
+from gpumem_tui.errors import OptionError
 from gpumem_tui.options.table import SECTIONS, Section
 
 _EVERY = "gpumem_tui.help_all"
@@ -74,9 +75,14 @@ class SectionedOption(click.Option):
 
 
 def _gpu_names() -> list[str]:
+    from gpumem_tui.catalog.custom import CUSTOM
     from gpumem_tui.catalog.loader import gpus
 
-    return [f"sim:{name}" for name in gpus()]
+    try:
+        own = list(gpus())
+    except OptionError:  # of the settings: the command itself says so
+        own = []
+    return [f"sim:{name}" for name in (*own, CUSTOM)]
 
 
 def _model_names() -> list[str]:

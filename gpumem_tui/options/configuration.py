@@ -14,15 +14,15 @@ import msgspec
 
 from gpumem_tui.catalog.calibration import calibrated
 from gpumem_tui.catalog.calibration import load as load_calibrations
+from gpumem_tui.catalog.custom import CUSTOM, custom_name
 from gpumem_tui.catalog.loader import models
 from gpumem_tui.catalog.shapes import TYPED_CONTEXT, CatalogError, Context, Gpu
 from gpumem_tui.catalog.tables import changed
 from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.checks import why_formula_only
-from gpumem_tui.memory import Unknown, format_bytes
+from gpumem_tui.memory import Unknown, format_bytes, size_from
 from gpumem_tui.monitor.devices import list_gpus
 from gpumem_tui.options.table import DEVICE, OPTIONS, SHAPE, WORKLOAD, OptionRow
-from gpumem_tui.options.typed import size_from
 from gpumem_tui.options.workload import (
     WorkloadOptions,
     choose_device,
@@ -49,6 +49,7 @@ class Options(SearchTerms):
         target_tokens: `target_batch` in tokens; None for none.
         context_bytes: what a process holds outside the allocator; None for the measured or catalogued value.
         calibration: a file with what was measured; None for the user's.
+        memory_bytes, arch: of the GPU ``custom``, whose name then says both; None of any other.
     """
 
     trained: WorkloadOptions = field(default_factory=WorkloadOptions)
@@ -58,6 +59,25 @@ class Options(SearchTerms):
     target_tokens: int | None = None
     context_bytes: int | None = None
     calibration: str | None = None
+    memory_bytes: int | None = None
+    arch: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.memory_bytes is not None and self.gpu in (CUSTOM, f"sim:{CUSTOM}"):
+            object.__setattr__(self, "gpu", f"sim:{custom_name(self.memory_bytes, self.arch)}")
+            object.__setattr__(self, "memory_bytes", None)
+            object.__setattr__(self, "arch", None)
+
+    def check_custom(self) -> None:
+        """Check that a GPU is described as a whole, and no other one named.
+
+        Raises:
+            OptionError: it is not.
+        """
+        for flag, value in (("--memory", self.memory_bytes), ("--arch", self.arch)):
+            if value is not None:
+                whole = "--gpu sim:custom --memory 24GiB --arch sm_89"
+                raise OptionError(f"{flag}: describes a GPU that the catalog lacks; write {whole}")
 
     def with_context(self, device: Device) -> Device:
         """Return a device whose GPU has the context that was typed, else measured on one of its kind.
@@ -200,6 +220,7 @@ def configure(options: Options) -> SearchConfig:
     Raises:
         OptionError: the options are wrong, or do not go together.
     """
+    options.check_custom()
     python = interpreter(options.python) or sys.executable
     workload = options.trained.spec(python)
     gpus = list_gpus()

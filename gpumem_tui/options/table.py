@@ -17,7 +17,8 @@ from typing import Literal, get_args, get_type_hints
 from gpumem_tui.catalog.tables import made
 from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.recipe import SHARDING_ALIASES, Recipe
-from gpumem_tui.options.typed import rows_from, rows_text, size_from, size_text, tokens_from
+from gpumem_tui.memory import size_from, size_text
+from gpumem_tui.options.typed import rows_from, rows_text, tokens_from
 from gpumem_tui.search import strategy
 
 if sys.version_info >= (3, 11):

@@ -6,39 +6,7 @@ import re
 import sys
 from collections.abc import Iterable
 
-from gpumem_tui.memory import GIB, KIB, MIB
-
 _TOKEN_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-
-
-def size_from(text: str) -> int:
-    """Return a memory size: with its unit (20GiB, 512MiB; GB and G mean GiB), or in bytes, of a MiB at least.
-
-    Raises:
-        ValueError: it is none; one line names what to type.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(i?B)?", text, re.IGNORECASE)
-    size_bytes = 0
-    if match is not None:
-        unit = {"": 1, "K": KIB, "M": MIB, "G": GIB}[match[2].upper()]
-        size_bytes = int(float(match[1]) * unit)
-        if not match[2] and not match[3] and 0 < size_bytes < MIB:
-            raise ValueError(f"{text} would be bytes: write the unit, as in {text}GiB")
-    if size_bytes <= 0:
-        raise ValueError(f"{text!r} is not a size such as 20GiB or 512MiB")
-    return size_bytes
-
-
-def size_text(size_bytes: int) -> str:
-    """Return a size as it is typed.
-
-    >>> size_text(20 * GIB), size_text(512 * MIB)
-    ('20GiB', '512MiB')
-    """
-    for unit, name in ((GIB, "GiB"), (MIB, "MiB")):
-        if size_bytes % unit == 0:
-            return f"{size_bytes // unit}{name}"
-    return str(size_bytes)
 
 
 def rows_text(rows: Iterable[tuple[str, float]]) -> str:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, Protocol, cast
 
 from gpumem_tui.catalog.config_file import ModelFile
-from gpumem_tui.catalog.loader import gpus, models
+from gpumem_tui.catalog.loader import is_named, models
 from gpumem_tui.catalog.shapes import Gpu, ModelShape, ShapeError
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.formula.recipe import NO_EXTRAS, Extras, Recipe
@@ -139,7 +139,7 @@ def has_field(shape: ModelShape, name: str) -> bool:
 
 def device_option(gpu: Gpu) -> str | Unknown:
     """Return a GPU as `--gpu` takes it, or why it cannot be named."""
-    if gpus().get(gpu.name) == gpu:
+    if is_named(gpu):
         return f"sim:{gpu.name}"
     if gpu.name.isdigit():
         return gpu.name  # a GPU of this machine, by its index

@@ -386,6 +386,8 @@ def reserve_words(gpu: Gpu) -> str:
         return said
     sizes = [gpu.reserve_bytes, *(size_bytes for _, size_bytes in gpu.reserves)]
     first, last = gpu.reserves[0][0], gpu.reserves[-1][0]
+    if not first:
+        return f"{said}; {format_bytes(min(sizes))} to {format_bytes(max(sizes))} of GPUs of about its size"
     return f"{said}; {format_bytes(min(sizes))} to {format_bytes(max(sizes))} by driver ({first} to {last}, and others)"
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from gpumem_tui.memory import size_from
 from gpumem_tui.monitor.alerts import Severity
-from gpumem_tui.options.typed import size_from
 from gpumem_tui.remote.status import HostPhase, HostStatus, RemoteProcess
 
 

@@ -17,7 +17,7 @@ from textual.containers import Container, Horizontal, Vertical
 from textual.geometry import Size
 from textual.message import Message
 
-from gpumem_tui.catalog.loader import gpus
+from gpumem_tui.catalog.loader import gpus, is_named
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.checks import why_formula_only
 from gpumem_tui.memory import Unknown
@@ -71,7 +71,7 @@ def why_no_search(plan: Plan) -> str:
     """Return why a search cannot have a plan's settings; "" if it can."""
     if reason := why_formula_only(plan.shape, plan.recipe):
         return reason
-    if plan.recipe.sharding != "none" and plan.gpu.name not in gpus():
+    if plan.recipe.sharding != "none" and not is_named(plan.gpu):
         return "a search on a GPU of this machine runs the step of one GPU: set sharding to none"
     if plan.extras:
         return "a search cannot run what only the formula knows: set loss to whole and offload to none"

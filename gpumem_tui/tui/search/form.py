@@ -19,6 +19,7 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Label, Static
 
+from gpumem_tui.catalog.custom import is_custom
 from gpumem_tui.catalog.loader import DEFAULT_MODEL, gpus, models
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.catalog.tables import changed
@@ -153,8 +154,11 @@ class FormValues:
 
     def gpu_choices(self) -> tuple[list[tuple[str, str]], str]:
         """Return (value, label) pairs, the machine's GPUs before the catalog's; and the value to begin with."""
-        simulated = [(f"{_SIMULATED}{gpu}", f"{_SIMULATED}{gpu}") for gpu in gpus()]
         now, given = self._config.device, self._given.config.device
+        named = dict.fromkeys(
+            [*(device.gpu.name for device in (now, given) if device.simulated and is_custom(device.gpu)), *gpus()]
+        )
+        simulated = [(f"{_SIMULATED}{name}", f"{_SIMULATED}{name}") for name in named]
         owned = next((device for device in (now, given) if not device.simulated), None)
         here = [] if owned is None else [(_OWN, owned.gpu.title)]
         uuid = None if owned is None else owned.uuid
