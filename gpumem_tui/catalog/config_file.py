@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gpumem_tui.catalog.shapes import CatalogError, ModelShape
+from gpumem_tui.catalog.hub import FILE, PREFIX, configuration, hub_model
+from gpumem_tui.catalog.shapes import CatalogError
 from gpumem_tui.text import printable
 
-_FILE = "config.json"
-_HUB_PREFIX = "models--"
-"""How huggingface_hub's cache names the folder of a model: ``models--OWNER--NAME`` with ``refs`` and ``snapshots``."""
-
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _LONGEST = ("max_position_embeddings", "n_positions", "max_target_positions", "max_sequence_length", "seq_length")
 _LONGEST_UNSAID = {
     "whisper": 448, "blenderbot": 128, "ctrl": 256, "nystromformer": 510, "kyutai_speech_to_text": 750,
@@ -28,26 +23,6 @@ _LONGEST_UNSAID = {
 
 _USUAL_TOKENS = {True: 2048, False: 512}
 """Tokens a sample unless told otherwise: of a decoder, and of an encoder or an encoder–decoder."""
-
-
-@dataclass(frozen=True)
-class ModelFile:
-    """The file that a model's shape was read from.
-
-    Attributes:
-        path: its config.json, absolute.
-        shape: as the file has it.
-        dequantize: a quantized one, taken unquantized.
-        model_type, architecture: as in the file; empty for none.
-        is_text_alone: the model takes images or sound as well, and is trained without.
-    """
-
-    path: str
-    shape: ModelShape
-    dequantize: bool = False
-    model_type: str = ""
-    architecture: str = ""
-    is_text_alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,25 +86,20 @@ def looks_like_path(name: str) -> bool:
     return os.sep in name or name.endswith(".json") or name in (".", "..") or os.path.isdir(name)
 
 
-def read_config_file(path: str | Path) -> ConfigFile:
+def read_config_file(path: str | Path, *, offline: bool = False) -> ConfigFile:
     """Read a `config.json` and return what it states.
 
     Args:
         path: the file, a folder that holds it, a model's folder in huggingface_hub's cache, or its name on the hub
-            (``OWNER/NAME``) where that cache has it.
+            (``OWNER/NAME``, ``OWNER/NAME@REVISION``), which is asked where that cache has not got it.
+        offline: never ask the hub.
 
     Raises:
         CatalogError: it cannot be read, or is no JSON object.
     """
     given = Path(path)
-    if _HUB_NAME.fullmatch(str(path)) and given.suffix != ".json" and not os.path.exists(given):
-        cached = _hub_cache() / f"{_HUB_PREFIX}{str(path).replace('/', '--')}"
-        if not cached.is_dir():
-            raise CatalogError(
-                f"there is no file or folder {path}, and no model of that name in {_hub_cache()}: give the path of its "
-                f"{_FILE}, which https://huggingface.co/{path}/blob/main/{_FILE} shows"
-            )
-        given = cached
+    if (model := hub_model(str(path))) is not None and not os.path.exists(given):
+        given = configuration(model, offline=offline)
     try:
         file = _file(given)
         values: object = json.loads(file.read_text(encoding="utf-8"))
@@ -143,28 +113,22 @@ def read_config_file(path: str | Path) -> ConfigFile:
     return ConfigFile(str(absolute), _name(absolute), values)
 
 
-def _hub_cache() -> Path:
-    """Return where huggingface_hub keeps models (its documentation, "Environment variables")."""
-    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
-    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
-
-
 def _file(path: Path) -> Path:
     if not path.is_dir():
         return path
-    if not (path / _FILE).exists() and (path / "snapshots").is_dir():
+    if not (path / FILE).exists() and (path / "snapshots").is_dir():
         main = path / "refs" / "main"
         revisions = [main.read_text().strip()] if main.is_file() else sorted(os.listdir(path / "snapshots"))
         if revisions:
             path = path / "snapshots" / revisions[-1]
-    return path / _FILE
+    return path / FILE
 
 
 def _name(file: Path) -> str:
-    if file.name != _FILE:
+    if file.name != FILE:
         return file.stem
     for folder in file.parents:
-        if folder.name.startswith(_HUB_PREFIX):
+        if folder.name.startswith(PREFIX):
             return folder.name.split("--")[-1]
     return file.parent.name
 

@@ -312,6 +312,24 @@ CONFIGS: Mapping[str, type[HfConfig]] = MappingProxyType(
 """The configurations that can be read, by model_type."""
 
 
+HEADS: Mapping[str, str] = MappingProxyType(
+    {
+        "bert": "BertForSequenceClassification",
+        "deepseek_v3": "DeepseekV3ForCausalLM",
+        "gpt2": "GPT2LMHeadModel",
+        "gpt_oss": "GptOssForCausalLM",
+        "llama": "LlamaForCausalLM",
+        "mistral": "MistralForCausalLM",
+        "mixtral": "MixtralForCausalLM",
+        "qwen2": "Qwen2ForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+        "qwen3_moe": "Qwen3MoeForCausalLM",
+        "vit": "ViTForImageClassification",
+    }
+)
+"""The one class of each model_type that the shape is of: others have another head, and so other weights and losses."""
+
+
 def _one_dropout(**rates: float) -> float:
     """Return the one probability of a `ModelShape`. Its value costs no memory, but a mask does."""
     _require(

@@ -16,9 +16,10 @@ from typing import Literal, TypeVar
 import msgspec
 
 from gpumem_tui.catalog.custom import described, is_custom, of_settings
-from gpumem_tui.catalog.huggingface import CONFIGS, HfConfig
+from gpumem_tui.catalog.huggingface import CONFIGS, HEADS, HfConfig
 from gpumem_tui.catalog.shapes import FAMILIES, CatalogError, Gpu, GpuSpeed, ModelShape, ShapeError
 from gpumem_tui.memory import MIB, format_bytes
+from gpumem_tui.text import printable
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -223,6 +224,10 @@ def shape_from_hf_config(config: Mapping[str, object], name: str) -> ModelShape:
         problem = "has no 'model_type'" if model_type is None else f"has model_type {reprlib.repr(model_type)}"
         refusal = NoClosedFormError if isinstance(model_type, str) and model_type else CatalogError
         raise refusal(f"the configuration of {name} {problem}: supported are {', '.join(CONFIGS)}")
+    heads = config.get("architectures")
+    if isinstance(heads, list) and heads and HEADS[str(model_type)] not in heads[:1]:
+        head = printable(str(heads[0]))
+        raise NoClosedFormError(f"{name} is a {head}, and there is a formula for {HEADS[str(model_type)]} only")
     _check_keys(config, name, kind)
     try:
         shape = msgspec.convert(config, kind).shape(name)

@@ -387,6 +387,26 @@ class ModelShape:
             raise ShapeError("--image-size", f"must be at least 32 for a ResNet, not {self.image_size}")
 
 
+@dataclass(frozen=True)
+class ModelFile:
+    """The file that a model's shape was read from.
+
+    Attributes:
+        path: its config.json, absolute.
+        shape: as the file has it.
+        dequantize: a quantized one, taken unquantized.
+        model_type, architecture: as in the file; empty for none.
+        is_text_alone: the model takes images or sound as well, and is trained without.
+    """
+
+    path: str
+    shape: ModelShape
+    dequantize: bool = False
+    model_type: str = ""
+    architecture: str = ""
+    is_text_alone: bool = False
+
+
 def shape_from_wire(values: Mapping[str, object]) -> ModelShape:
     """Return the inverse of `dataclasses.asdict` after a trip through JSON, where fields may be left out."""
     shape = made(ModelShape, values)  # with lists and tables in it, as JSON has them

@@ -193,7 +193,7 @@ def predict_or_exit(
     """
     from gpumem_tui.run.children import ChildDied
     from gpumem_tui.run.control import Control, Unusable
-    from gpumem_tui.search.headless import CommandLog
+    from gpumem_tui.search.headless import CommandLog, unusable_words
     from gpumem_tui.search.predicting import predict
     from gpumem_tui.search.prediction import Prediction
 
@@ -206,7 +206,7 @@ def predict_or_exit(
             return Prediction(config.formula, Unknown(str(error))), None
         if words := _with_rows(str(error)):
             note(words)
-        raise SystemExit(complain(str(error), error.exit_code)) from error
+        raise SystemExit(complain(unusable_words(config, error), error.exit_code)) from error
     except ChildDied as error:
         raise SystemExit(complain(f"tracing failed: {error}", EXIT_FAILED)) from error
     traced, formula = predicted.prediction.traced, predicted.prediction.formula

@@ -15,6 +15,7 @@ from gpumem_tui.catalog.config_file import (
     quantization_of,
     read_config_file,
 )
+from gpumem_tui.catalog.hub import hub_model
 from gpumem_tui.catalog.huggingface import CONFIGS
 from gpumem_tui.catalog.loader import (
     DEFAULT_GPU,
@@ -55,6 +56,7 @@ class WorkloadOptions(Recipe):
         model: a name of the catalog, or the path of a configuration, as `config`.
         changes: of fields of the model's shape, by name.
         dequantize: train the weights of a quantized configuration as if they were not.
+        offline: never ask the hub for a configuration.
         command: the words after ``--``; empty for none.
         torch_version: to trace as; None for the torch that traces.
     """
@@ -66,6 +68,7 @@ class WorkloadOptions(Recipe):
     changes: Mapping[str, int] = field(default_factory=dict)
     assumed_rows: tuple[tuple[str, float], ...] = ()
     dequantize: bool = False
+    offline: bool = False
     longest: int | None = None
     rank: int = 0
     through: Through = "steps"
@@ -158,7 +161,7 @@ class WorkloadOptions(Recipe):
     def _config_spec(self, path: str, recipe: Recipe, python: str) -> WorkloadSpec:
         """Describe a configuration: by closed form where there is one, else as transformers builds it."""
         try:
-            file = read_config_file(path)
+            file = read_config_file(path, offline=self.offline)
             quantized = quantization_of(file.values)
             if quantized is not None and not self.dequantize:
                 return self._quantized_spec(file, quantized, recipe, python)
@@ -170,7 +173,7 @@ class WorkloadOptions(Recipe):
         except NoClosedFormError as error:
             return self._hugging_face_spec(file, str(error), recipe, python)
         except CatalogError as error:
-            raise OptionError(f"--config: {error}") from error
+            raise OptionError(f"{_option_of(path)}: {error}") from error
 
     def _quantized_spec(self, file: ConfigFile, quantized: Quantization, recipe: Recipe, python: str) -> WorkloadSpec:
         """Describe adapters over a quantized base, which stays as it is.
@@ -179,7 +182,8 @@ class WorkloadOptions(Recipe):
             OptionError: all weights would be trained, or transformers' quantizer is not run for the format.
         """
         base = quantized.base
-        words = f"--config: the weights of {file.name} are quantized ({quantized.words})"
+        option = _option_of(self.config or "")
+        words = f"{option}: the weights of {file.name} are quantized ({quantized.words})"
         if not base or not recipe.has_adapters:
             do = "train them with --adapter lora" if base else "give that step as your command after -- or --workload"
             raise OptionError(
@@ -187,7 +191,7 @@ class WorkloadOptions(Recipe):
                 "weights unquantized with --dequantize"
             )
         if recipe.base_quantization not in ("none", base):
-            raise OptionError(f"--base-quantization: {words.removeprefix('--config: ')}; leave it out")
+            raise OptionError(f"--base-quantization: {words.removeprefix(f'{option}: ')}; leave it out")
         no_form = f"quantized by the file itself: --dequantize --base-quantization {base} has the formula, if one has"
         return self._hugging_face_spec(file, no_form, replace(recipe, base_quantization=base), python)
 
@@ -249,6 +253,11 @@ class WorkloadOptions(Recipe):
             raise OptionError(f"--workload: there is no file {path}; check the path")
         absolute = str(path.resolve())
         return WorkloadSpec(recipe, file=f"{absolute}:{name}" if name else absolute)
+
+
+def _option_of(path: str) -> str:
+    """Return the option that a configuration was given by: a model on the hub is one by its name."""
+    return "--model" if hub_model(path) is not None and not os.path.exists(path) else "--config"
 
 
 def simulated_device(name: str, reason: str = "") -> Device:

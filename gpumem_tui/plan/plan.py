@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any, Protocol, cast
 
-from gpumem_tui.catalog.config_file import ModelFile
 from gpumem_tui.catalog.loader import is_named, models
-from gpumem_tui.catalog.shapes import Gpu, ModelShape, ShapeError
+from gpumem_tui.catalog.shapes import Gpu, ModelFile, ModelShape, ShapeError
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.formula.recipe import NO_EXTRAS, Extras, Recipe
 from gpumem_tui.memory import Unknown

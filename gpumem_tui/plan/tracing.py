@@ -14,8 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from gpumem_tui.catalog.config_file import ModelFile
-from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.catalog.shapes import ModelFile, ModelShape
 from gpumem_tui.errors import own_error
 from gpumem_tui.formula.checks import why_formula_only
 from gpumem_tui.formula.recipe import Recipe

@@ -93,7 +93,7 @@ def run(config: SearchConfig, advise: Advise, *, as_json: bool, quiet: bool = Fa
                     printer.show(event)
         except Unusable as error:
             printer.release()
-            return complain(f"{error}{_without_torch(config, error)}", error.exit_code)
+            return complain(unusable_words(config, error), error.exit_code)
         assert verdict is not None, "a search ends with a verdict"
         printer.finish(verdict)
         return verdict.exit_code
@@ -141,12 +141,14 @@ def gate_or_exit(config: SearchConfig, prediction: Prediction, batch_size: int, 
     return found
 
 
-def _without_torch(config: SearchConfig, error: Unusable) -> str:
-    """Return the formula's answer where no step can run for want of torch."""
-    largest = config.formula.max_batch_size
-    if error.kind != "torch" or isinstance(largest, Unknown):
-        return ""
-    return f"; by formula the largest batch is {largest:,}: `gpumem-tui predict` and `plan` answer without torch"
+def unusable_words(config: SearchConfig, error: Unusable) -> str:
+    """Return why no step can run; where that is for want of torch, what is known all the same, or why nothing is."""
+    largest, model = config.formula.max_batch_size, config.workload.hugging_face
+    if error.kind != "torch" or (isinstance(largest, Unknown) and model is None):
+        return str(error)
+    if isinstance(largest, Unknown):
+        return f"{config.workload.name}: {largest.reason}, so transformers has to build it, and {error}"
+    return f"{error}; by formula the largest batch is {largest:,}: `gpumem-tui predict` and `plan` answer without torch"
 
 
 def _verdict_line(verdict: Verdict, change: str) -> str:

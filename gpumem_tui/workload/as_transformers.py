@@ -12,8 +12,8 @@ from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
 
-from gpumem_tui.catalog.config_file import ConfigFile, ModelFile
-from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.catalog.config_file import ConfigFile
+from gpumem_tui.catalog.shapes import ModelFile, ModelShape
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.workload import line
 from gpumem_tui.workload.command import Command

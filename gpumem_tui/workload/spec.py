@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gpumem_tui.catalog.config_file import ModelFile
-from gpumem_tui.catalog.shapes import ModelShape, shape_from_wire
+from gpumem_tui.catalog.shapes import ModelFile, ModelShape, shape_from_wire
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.workload.command import Command
 

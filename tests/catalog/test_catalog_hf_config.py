@@ -117,7 +117,7 @@ QWEN3_30B_A3B: Config = {
     "vocab_size": 151936,
 }
 BERT_BASE: Config = {
-    "architectures": ["BertForMaskedLM"],
+    "architectures": ["BertForSequenceClassification"],
     "attention_probs_dropout_prob": 0.1,
     "hidden_act": "gelu",
     "hidden_dropout_prob": 0.1,

@@ -198,7 +198,7 @@ async def test_the_gpus_open_at_the_smallest_that_fits_and_enter_plans_for_one()
         await until(pilot, lambda: "✓ NVIDIA A10 " in _text(app) and plan_screen(app).settled)
         assert plan_screen(app).query_one("#pane", RowList).key == "a10-24gb"
         await pilot.press("end", "enter")
-        await until(pilot, lambda: state_of(app).gpu.name == "mi325x-256gb" and plan_screen(app).settled)
+        await until(pilot, lambda: state_of(app).gpu.name == "mi355x-288gb" and plan_screen(app).settled)
 
 
 async def test_enter_on_a_what_if_says_all_of_it() -> None:

@@ -373,7 +373,7 @@ async def test_the_form_has_every_option_of_the_command_line() -> None:
     """`kind` represents what the command line tells from which of the options is given; output is no search's, and how
     other machines are reached is the program's."""
     options = {option.opts[0] for option in search_command.params} - {"--json", "--plain", "--quiet", "--help-all"}
-    options -= {"--remote-command"}
+    options -= {"--remote-command", "--offline"}  # the form asks the hub when enter is pressed, and else never
     options -= {"--" + name.replace("_", "-") for name in CUTS}  # only the formula answers those
     assert {option.flag for option in FIELDS} == options | {"", "-- COMMAND"}
     assert all(option.label for option in FIELDS)

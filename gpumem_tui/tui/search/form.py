@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,9 +20,10 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Label, Static
 
-from gpumem_tui.catalog.custom import is_custom
+from gpumem_tui.catalog.custom import CUSTOM, custom_name, is_custom
+from gpumem_tui.catalog.hub import HOW_TO_ASK, HubModel, configuration, hub_model
 from gpumem_tui.catalog.loader import DEFAULT_MODEL, gpus, models
-from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.catalog.shapes import CatalogError, ModelShape
 from gpumem_tui.catalog.tables import changed
 from gpumem_tui.errors import OptionError
 from gpumem_tui.memory import Unknown
@@ -50,12 +52,12 @@ from gpumem_tui.workload.command import BATCH, Command, Proposal
 _KINDS = {"model": "a model", "config": "a config.json", "file": "a file", "command": "a command"}
 _KIND = OptionRow(name="kind", group="workload", holds="choice", choices=tuple(_KINDS), label="Train")
 _ORDER = (
-    "kind", "model", "config", "workload", "command", "gpus", "gpu", "precision", "optimizer", "recompute",
-    "compile", "attention", "seq_len", "strategy", "ramp_step", "batch_multiple", "target_batch", "target_tokens",
-    "headroom", "limit_bytes", "context_bytes", "calibration", "share", "steps", "timeout_s", "python", "sharding",
-    "freeze", "adapter", "lora_rank", "adapter_dtype", "base_quantization", "lora_targets", "layers", "hidden",
-    "heads", "kv_heads", "ffn", "vocab", "image_size", "channels_last", "dequantize", "assumed_rows", "longest",
-    "rank", "through", "resume", "torch_version",
+    "kind", "model", "config", "workload", "command", "gpus", "gpu", "memory_bytes", "arch", "precision",
+    "optimizer", "recompute", "compile", "attention", "seq_len", "strategy", "ramp_step", "batch_multiple",
+    "target_batch", "target_tokens", "headroom", "limit_bytes", "context_bytes", "calibration", "share", "steps",
+    "timeout_s", "python", "sharding", "freeze", "adapter", "lora_rank", "adapter_dtype", "base_quantization",
+    "lora_targets", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "image_size", "channels_last",
+    "dequantize", "assumed_rows", "longest", "rank", "through", "resume", "torch_version",
 )  # fmt: skip
 FIELDS = tuple(OPTIONS.get(name, _KIND) for name in _ORDER)
 """The options that have a field, from top to bottom, and what is trained before them."""
@@ -68,6 +70,8 @@ EXAMPLE = f"python train.py --batch-size {BATCH}"
 _OWN = "own"
 """The value of a model or a GPU that is in no catalog: a configuration file's, the machine's."""
 _SIMULATED = "sim:"
+_CUSTOM_GPU, _OF_CUSTOM = f"{_SIMULATED}{CUSTOM}", ("memory_bytes", "arch")
+"""A GPU that the catalog lacks, and the fields that describe it."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +162,7 @@ class FormValues:
         named = dict.fromkeys(
             [*(device.gpu.name for device in (now, given) if device.simulated and is_custom(device.gpu)), *gpus()]
         )
-        simulated = [(f"{_SIMULATED}{name}", f"{_SIMULATED}{name}") for name in named]
+        simulated = [(f"{_SIMULATED}{name}", f"{_SIMULATED}{name}") for name in (*named, CUSTOM)]
         owned = next((device for device in (now, given) if not device.simulated), None)
         here = [] if owned is None else [(_OWN, owned.gpu.title)]
         uuid = None if owned is None else owned.uuid
@@ -181,9 +185,9 @@ class FormValues:
         """
         self.proposal = None
         asked = self._asked(values)
-        device = self._read_device(values["gpu"], share=asked.share)
+        device = self._read_device(_described(values["gpu"], asked), share=asked.share)
         python = self._read_python(values["python"])
-        workload = asked.trained.spec(python)
+        workload = replace(asked.trained, offline=True).spec(python)  # each letter that is typed comes here
         config = replace(
             changed(self._config, asked.terms_of(workload)),
             workload=workload,
@@ -258,6 +262,19 @@ class FormValues:
         if not wanted.startswith(_SIMULATED):
             return choose_device(wanted, self.gpus, share=share)
         return simulated_device(wanted.removeprefix(_SIMULATED))
+
+
+def _described(gpu: str, asked: Options) -> str:
+    """Return the GPU that was chosen; of one that the catalog lacks, the name that says memory and architecture.
+
+    Raises:
+        OptionError: it has no memory.
+    """
+    if gpu != _CUSTOM_GPU:
+        return gpu
+    if asked.memory_bytes is None:
+        raise OptionError("--memory: give the total that nvidia-smi reports, such as 20GiB")
+    return f"{_SIMULATED}{custom_name(asked.memory_bytes, asked.arch)}"
 
 
 def command_words(line: str) -> tuple[str, ...]:
@@ -367,6 +384,23 @@ class EditScreen(ModalScreen[Edited | None]):
         self.query_one(f"#{message.field.id}-error", Static).update(message.reason)
 
     @on(Input.Submitted)
+    async def _entered(self, event: Input.Submitted) -> None:
+        """Give back the values, or read the configuration of a model that the hub's cache has not got."""
+        model = hub_model(event.value.strip()) if event.input.id == "config" else None
+        if self._good is not None or model is None or model.cached is not None:
+            self.action_apply()
+        else:
+            await self._ask_the_hub(model)
+
+    async def _ask_the_hub(self, model: HubModel) -> None:
+        self.query_one("#config-error", Static).update(f"asking the hub for {model.name}")
+        try:
+            await in_daemon_thread(partial(configuration, model))
+        except CatalogError as error:
+            self.query_one("#config-error", Static).update(str(error))
+        else:
+            self._check()
+
     @on(Button.Pressed, "#apply")
     def action_apply(self) -> None:
         """Give back the values, if they are good."""
@@ -412,12 +446,14 @@ class EditScreen(ModalScreen[Edited | None]):
             self._good = self._values.read(self._held())
         except OptionError as error:
             self._good = None
-            wrong, complaint = _place(str(error), "workload" if kind == "file" else kind)
+            said = str(error).replace(HOW_TO_ASK, "enter asks the hub")
+            wrong, complaint = _place(said, "workload" if kind == "file" else kind)
             errors[wrong] = complaint
         shape = models().get(self._chosen("model")) if kind == "model" else None
+        describes_gpu = self._chosen("gpu") == _CUSTOM_GPU
         for option in FIELDS:
             typed = "" if is_choice(option) else self._typed(option.name)
-            shown = belongs(option, kind, shape, typed)
+            shown = belongs(option, kind, shape, typed) and (option.name not in _OF_CUSTOM or describes_gpu)
             complaint = errors.get(option.name, "")
             self.query_one(f"#{option.name}-field").display = shown
             self.query_one(f"#{option.name}-error", Static).update(complaint)

@@ -1,0 +1,271 @@
+"""A model by its name on the Hugging Face hub: a local server answers as the hub does."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import TCPServer, ThreadingMixIn
+
+import pytest
+
+from gpumem_tui.catalog import hub
+from gpumem_tui.catalog.config_file import looks_like_path, read_config_file
+from gpumem_tui.catalog.hub import HubModel, hub_model
+from gpumem_tui.catalog.loader import NoClosedFormError, shape_from_hf_config
+from gpumem_tui.catalog.shapes import CatalogError
+from gpumem_tui.formula.parameters import count_parameters
+
+PUBLISHED: dict[str, dict[str, object]] = json.loads(
+    Path(__file__).with_name("hub_configs.json").read_text(encoding="utf-8")
+)
+"""Configurations of the hub by name: where the text was found, and the parameters, or why there is no formula."""
+COMMIT = "70d244cc86ccca08cf5af4e1e306ecf908b1ad5e"
+QWEN = json.dumps(PUBLISHED["Qwen/Qwen3-1.7B"]["config"]).encode()
+
+Answer = Callable[["_Handler"], None]
+
+
+@dataclass
+class Hub:
+    """The server: what it answers by path, and what it was asked: paths with their tokens."""
+
+    address: str
+    answers: dict[str, Answer] = field(default_factory=dict)
+    asked: list[tuple[str, str]] = field(default_factory=list)
+
+
+class _Server(ThreadingMixIn, TCPServer):
+    """An `HTTPServer` asks for the name of its own host, which takes seconds without a network."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+    hub: Hub
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+
+    def do_GET(self) -> None:
+        self.server.hub.asked.append((self.path, self.headers.get("Authorization", "")))
+        path = self.path.partition("?")[0]
+        self.server.hub.answers.get(path, refusing(404, "RepoNotFound"))(self)
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        """Say nothing."""
+
+    def send(self, code: int, body: bytes = b"", **headers: str) -> None:
+        self.send_response(code)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def sending(body: bytes, commit: str = COMMIT) -> Answer:
+    return lambda handler: handler.send(200, body, X_Repo_Commit=commit)
+
+
+def refusing(code: int, error: str = "") -> Answer:
+    said = {"X_Error_Code": error, "X_Error_Message": "as the hub words it"} if error else {}
+    return lambda handler: handler.send(code, b"Access denied", **said)
+
+
+def sent_on(location: str, code: int = 307) -> Answer:
+    return lambda handler: handler.send(code, Location=location, X_Repo_Commit=COMMIT)
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    for name in ("HF_HUB_CACHE", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "HF_HUB_OFFLINE", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("no_proxy", "*")
+    with _Server(("127.0.0.1", 0), _Handler) as running:
+        running.hub = Hub(f"http://127.0.0.1:{running.server_address[1]}")
+        monkeypatch.setenv("HF_ENDPOINT", f"{running.hub.address}/")
+        threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        yield running.hub
+        running.shutdown()
+
+
+def refused(name: str, *, offline: bool = False) -> str:
+    with pytest.raises(CatalogError) as caught:
+        read_config_file(name, offline=offline)
+    said = str(caught.value)
+    assert len(said.splitlines()) == 1
+    return said
+
+
+RESOLVE = "/Qwen/Qwen3-1.7B/resolve/main/config.json"
+
+
+class TestReading:
+    def test_it_is_asked_for_once_and_kept_where_huggingface_hub_keeps_it(self, server: Hub, tmp_path: Path) -> None:
+        server.answers[RESOLVE] = sending(QWEN)
+        first = read_config_file("Qwen/Qwen3-1.7B")
+        again = read_config_file("Qwen/Qwen3-1.7B", offline=True)
+        assert first == again
+        assert (first.name, first.model_type) == ("Qwen3-1.7B", "qwen3")
+        folder = tmp_path / "hf" / "hub" / "models--Qwen--Qwen3-1.7B"
+        assert first.path == str(folder / "snapshots" / COMMIT / "config.json")
+        assert (folder / "refs" / "main").read_text() == COMMIT
+        assert server.asked == [(RESOLVE, "")]
+
+    def test_a_redirection_within_the_hub_is_followed_with_the_token(
+        self, server: Hub, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HF_TOKEN", "hf_mine")
+        there = f"/api/resolve-cache/models/Qwen/Qwen3-1.7B/{COMMIT}/config.json?etag=%22a%22"
+        server.answers[RESOLVE] = sent_on(there)
+        server.answers[there.partition("?")[0]] = lambda handler: handler.send(200, QWEN)
+        assert COMMIT in read_config_file("Qwen/Qwen3-1.7B").path
+        assert server.asked == [(RESOLVE, "Bearer hf_mine"), (there, "Bearer hf_mine")]
+
+    def test_another_host_gets_no_token(self, server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HF_TOKEN", "hf_mine")
+        server.answers[RESOLVE] = sent_on(f"{server.address.replace('127.0.0.1', 'localhost')}/elsewhere", 302)
+        server.answers["/elsewhere"] = sending(QWEN)
+        read_config_file("Qwen/Qwen3-1.7B")
+        assert [token for _, token in server.asked] == ["Bearer hf_mine", ""]
+
+    def test_the_token_of_hf_auth_login_is_used(self, server: Hub, tmp_path: Path) -> None:
+        (tmp_path / "hf").mkdir()
+        (tmp_path / "hf" / "token").write_text("hf_file\n")
+        server.answers[RESOLVE] = sending(QWEN)
+        read_config_file("Qwen/Qwen3-1.7B")
+        assert server.asked == [(RESOLVE, "Bearer hf_file")]
+
+    def test_a_revision_is_asked_for_and_kept_under_its_name(self, server: Hub) -> None:
+        server.answers["/Qwen/Qwen3-1.7B/resolve/refs%2Fpr%2F1/config.json"] = sending(QWEN)
+        found = read_config_file("Qwen/Qwen3-1.7B@refs/pr/1")
+        assert read_config_file("Qwen/Qwen3-1.7B@refs/pr/1", offline=True) == found
+        assert read_config_file(f"Qwen/Qwen3-1.7B@{COMMIT}", offline=True) == found
+        assert "no model of that name" not in refused("Qwen/Qwen3-1.7B@v2")
+
+    def test_what_is_cached_without_a_configuration_gets_that_of_its_commit(self, server: Hub) -> None:
+        folder = HubModel("Qwen/Qwen3-1.7B").folder
+        (folder / "refs").mkdir(parents=True)
+        (folder / "refs" / "main").write_text(COMMIT)
+        server.answers[f"/Qwen/Qwen3-1.7B/resolve/{COMMIT}/config.json"] = sending(QWEN, "f" * 40)
+        assert COMMIT in read_config_file("Qwen/Qwen3-1.7B").path
+
+    def test_a_file_of_that_name_goes_first(self, server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "Qwen" / "Qwen3-1.7B").mkdir(parents=True)
+        (tmp_path / "Qwen" / "Qwen3-1.7B" / "config.json").write_bytes(QWEN)
+        read_config_file("Qwen/Qwen3-1.7B")
+        assert not server.asked
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("answer", "said"),
+        [
+            (refusing(401, "GatedRepo"), "is gated: accept its terms on {hub}/Qwen/Qwen3-1.7B; `hf auth login` or HF_"),
+            (refusing(403, "GatedRepo"), "is gated: accept its terms"),
+            (refusing(401, "RepoNotFound"), "nor a model of that name on {hub}: check the name; a private one takes"),
+            (refusing(404, "RevisionNotFound"), "has no revision 'main'"),
+            (refusing(404, "EntryNotFound"), "has no config.json, so it is not one that transformers builds"),
+            (refusing(429), "too many requests (429): wait a minute, or set HF_TOKEN"),
+            (refusing(503), "answered 503 (Service Unavailable) for Qwen/Qwen3-1.7B: try again, or give the path of"),
+            (sent_on(RESOLVE), "answered 307"),
+            (sent_on("file:///etc/passwd"), "answered 307"),
+            (sending(b"<html>Please log in to the hotel's network</html>"), "is not valid JSON"),
+            (sending(b"[" * 100_000), "is not valid JSON"),
+            (sending(b'["a list"]'), "is no JSON object"),
+            (sending(b" " * (5 << 20)), "has more than 4 MiB"),
+        ],
+    )
+    def test_each_is_one_line_with_what_to_do_and_nothing_is_kept(self, server: Hub, answer: Answer, said: str) -> None:
+        server.answers[RESOLVE] = answer
+        assert said.format(hub=server.address) in refused("Qwen/Qwen3-1.7B")
+        assert HubModel("Qwen/Qwen3-1.7B").cached is None
+
+    def test_a_misspelt_name_gets_those_that_the_owner_has(self, server: Hub) -> None:
+        listed = [{"id": name} for name in ("Qwen/Qwen3-1.7B", "Qwen/Qwen3-0.6B", "Qwen/Qwen-VL")]
+        server.answers["/api/models"] = lambda handler: handler.send(200, json.dumps(listed).encode())
+        assert "did you mean Qwen/Qwen3-1.7B" in refused("Qwen/Qwen3-1.7")
+        assert server.asked[-1][0] == "/api/models?search=Qwen3&author=Qwen&limit=200"
+
+    def test_a_hub_that_does_not_answer_is_not_waited_for(self, server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(hub, "_ANSWER_S", 0.2)
+        ended = threading.Event()
+        server.answers[RESOLVE] = lambda handler: handler.send(200 if ended.wait(20) else 500)
+        began = time.monotonic()
+        said = refused("Qwen/Qwen3-1.7B")
+        ended.set()
+        assert "cannot be reached (" in said
+        assert "give the path of its config.json" in said
+        assert time.monotonic() - began < 10
+
+    def test_a_hub_that_is_not_there_is_said_with_the_reason(
+        self, server: Hub, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+        assert "http://127.0.0.1:1 cannot be reached (Connection refused): give" in refused("Qwen/Qwen3-1.7B")
+        monkeypatch.setenv("HF_ENDPOINT", "file:///etc")
+        assert "HF_ENDPOINT is no address of the web" in refused("Qwen/Qwen3-1.7B")
+
+    @pytest.mark.parametrize(
+        ("variable", "offline", "said"),
+        [
+            ("HF_HUB_OFFLINE", False, "HF_HUB_OFFLINE is set: unset it, or give the path of its config.json"),
+            ("TRANSFORMERS_OFFLINE", False, "TRANSFORMERS_OFFLINE is set"),
+            ("HF_HOME", True, "leave --offline out, or give the path of its config.json"),
+        ],
+    )
+    def test_offline_asks_nobody(
+        self, server: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str, offline: bool, said: str
+    ) -> None:
+        monkeypatch.setenv(variable, str(tmp_path) if variable == "HF_HOME" else "1")
+        assert said in refused("Qwen/Qwen3-1.7B", offline=offline)
+        assert not server.asked
+
+    def test_a_cache_that_cannot_be_written_names_the_variable(
+        self, server: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "file"))
+        server.answers[RESOLVE] = sending(QWEN)
+        assert "cannot be kept" in refused("Qwen/Qwen3-1.7B")
+        assert "set HF_HUB_CACHE to a folder of yours" in refused("Qwen/Qwen3-1.7B")
+
+
+@pytest.mark.parametrize(
+    ("text", "model"),
+    [
+        ("Qwen/Qwen3-1.7B", HubModel("Qwen/Qwen3-1.7B")),
+        ("Qwen/Qwen3-1.7B@v1.0", HubModel("Qwen/Qwen3-1.7B", "v1.0")),
+        ("gpt2", None),
+        ("a/b/c", None),
+        ("../secret", None),
+        ("a/b@../../c", None),
+        ("configs/model.json", None),
+        ("/etc/passwd", None),
+    ],
+)
+def test_a_name_on_the_hub_is_owner_and_name(text: str, model: HubModel | None) -> None:
+    assert hub_model(text) == model
+    assert model is None or looks_like_path(text)
+
+
+class TestPublished:
+    @pytest.mark.parametrize("name", [name for name, entry in PUBLISHED.items() if "parameters" in entry])
+    def test_the_formula_counts_the_parameters_that_are_published(self, name: str) -> None:
+        entry = PUBLISHED[name]
+        config = entry["config"]
+        assert isinstance(config, dict)
+        assert count_parameters(shape_from_hf_config(config, name)) == entry["parameters"]
+
+    @pytest.mark.parametrize("name", [name for name, entry in PUBLISHED.items() if "no_formula" in entry])
+    def test_another_architecture_gets_a_sentence_and_no_number(self, name: str) -> None:
+        config = PUBLISHED[name]["config"]
+        assert isinstance(config, dict)
+        with pytest.raises(NoClosedFormError) as caught:
+            shape_from_hf_config(config, name)
+        assert str(PUBLISHED[name]["no_formula"]) in str(caught.value)
