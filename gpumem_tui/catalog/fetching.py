@@ -16,7 +16,7 @@ from gpumem_tui.text import printable
 
 @dataclass
 class Fetched:
-    """What a server answered.
+    """The answer of a server.
 
     Attributes:
         body: of the file; empty where it was not sent.

@@ -118,6 +118,8 @@ class WorkloadOptions(Recipe):
                 raise OptionError(f"--{name.replace('_', '-')}: must be at most {_LIMITS[name]:,}")
         if self.dequantize and self.config is None:
             raise OptionError("--dequantize: is for a config.json whose weights are quantized; give --config FILE")
+        if self.offline and self.config is None:
+            raise OptionError("--offline: is for a model of the Hugging Face hub; give --model OWNER/NAME")
         if self.command:
             told = {name: getattr(self, name) for name in ("assumed_rows", "longest", "rank", "through", "resume")}
             return replace(self._command_spec(), **told)

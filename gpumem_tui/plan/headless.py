@@ -28,7 +28,7 @@ from gpumem_tui.report.output import Printer, Progress, complain, interrupts, no
 from gpumem_tui.run.children import ChildDied
 from gpumem_tui.run.control import Cancelled, Control, Unusable
 from gpumem_tui.search.config import Device, SearchConfig
-from gpumem_tui.search.headless import CommandLog
+from gpumem_tui.search.headless import CommandLog, unusable_words
 from gpumem_tui.search.predicting import predict
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.allocator.finder import BatchFinder
@@ -191,7 +191,7 @@ def show_command_plan(
     except Cancelled:
         return EXIT_INTERRUPTED
     except Unusable as error:
-        return complain(str(error), error.exit_code)
+        return complain(unusable_words(config, error), error.exit_code)
     except ChildDied as error:
         return complain(f"tracing failed: {error}", EXIT_FAILED)
     Printer(as_json=as_json).show(

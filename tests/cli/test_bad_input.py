@@ -202,6 +202,19 @@ def test_without_a_torch_that_traces_the_formula_answers(
         assert "GiB" in done.out
 
 
+@pytest.mark.parametrize("command", [("predict", "--batch-size", "1"), ("search", "--plain"), ("plan", "--json")])
+def test_without_torch_a_model_that_has_no_formula_says_both(
+    program: Program, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    python = _python_with_torch(tmp_path, "raise ImportError('no torch here')")
+    (tmp_path / "config.json").write_text('{"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}')
+    done = program(*command, "--model", str(tmp_path), "--gpu", "sim:t4-16gb", "--python", python)
+    assert done.code == 2
+    assert "no formula for gemma2 models, so transformers has to build it, and " in done.err
+    assert "cannot import torch (no torch here)" in done.err
+    assert done.err.count("\n") == 1
+
+
 def test_a_torch_that_came_out_later_is_said(program: Program, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import torch\ntorch.__version__ = '2.99.1'\n")
     python = tmp_path / "python"
