@@ -1,6 +1,6 @@
 """GPUs that the catalog lacks: those of the user's settings, and one described by its memory and architecture.
 
-Such a name (`custom-20GiB-sm_89`) says all that there is to know of the GPU, so plans, forms and lines keep no more.
+Such a name (`custom-20GiB-sm_89`) states all that there is to know of the GPU, so plans, forms and lines keep no more.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _architecture(text: str, catalog: Mapping[str, Gpu]) -> tuple[tuple[int, int
     """Return the compute capability, and what ROCm's compilers call it where it runs no CUDA.
 
     Raises:
-        CatalogError: there is no such architecture, or it is older or newer than those that are known.
+        CatalogError: there is no such architecture, or it is older or newer than those known.
     """
     word = text.strip().lower()
     if word.startswith("gfx"):

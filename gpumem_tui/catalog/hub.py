@@ -87,7 +87,7 @@ def configuration(model: HubModel, *, offline: bool = False) -> Path:
         offline: never ask the hub, as with ``HF_HUB_OFFLINE``.
 
     Raises:
-        CatalogError: there is none, or it cannot be had: one line with what to type.
+        CatalogError: none exists, or it cannot be had: one line with what to type.
     """
     if (kept := model.cached) is not None:
         return kept
@@ -153,7 +153,7 @@ def _refusal(model: HubModel, found: Fetched) -> str:
     """Say what the hub refused, and what to do about it."""
     code, page = found.headers.get("x-error-code", ""), f"{_endpoint()}/{model.name}"
     if code == "GatedRepo" or found.status == 403:
-        how = "your token was refused" if _token() else "`hf auth login` or HF_TOKEN=… says who you are"
+        how = "your token was refused" if _token() else "`hf auth login` or HF_TOKEN=… states who you are"
         return f"{model.name} is gated: accept its terms on {page}; {how}"
     if code == "RevisionNotFound":
         return f"{model.name} has no revision {model.revision!r}: {page}/tree/main lists them"

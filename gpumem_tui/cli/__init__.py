@@ -15,7 +15,7 @@ _COMPLETION = "_GPUMEM_TUI_COMPLETE"
 _MONITOR_FLAGS = {"--once": "once", "--json": "as_json"}
 """By flag what it sets: `monitor` with these alone is what scripts call every minute, and starts without click.
 
-Whatever else stands on a line is click's to parse and to refuse.
+Whatever else is on a line is click's to parse and to refuse.
 """
 
 

@@ -218,7 +218,7 @@ def _here() -> Iterator[_Read]:
 
 
 def _answer(status: HostStatus) -> Snapshot | str:
-    """Return a host's reading, or why there is none that can be gone by."""
+    """Return a host's reading, or why it cannot be used."""
     problem = status.problem or status.late(time.monotonic())
     if problem or status.report is None:
         return problem

@@ -135,7 +135,7 @@ def print_hosts(asked: AskedHosts, *, once: bool, as_json: bool, as_csv: bool) -
 
 
 def settled(fleet: Fleet, asked: AskedHosts) -> Sequence[HostStatus]:
-    """Wait for the first answer of each host for as long as was asked; return how they stand."""
+    """Wait for the first answer of each host for as long as was asked; return their states."""
     from gpumem_tui.remote.connection import ANSWER_S
 
     return fleet.settled(asked.timeout_s or ANSWER_S)

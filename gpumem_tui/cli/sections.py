@@ -80,7 +80,7 @@ def _gpu_names() -> list[str]:
 
     try:
         own = list(gpus())
-    except OptionError:  # of the settings: the command itself says so
+    except OptionError:  # of the settings: the command itself notes this
         own = []
     return [f"sim:{name}" for name in (*own, CUSTOM)]
 

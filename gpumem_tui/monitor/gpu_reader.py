@@ -306,7 +306,7 @@ class Roster:
         return identity
 
     def _lost_reading(self, index: int, identity: Identity | None, reason: str, age_s: float) -> GpuReading:
-        """Make the reading of a GPU that does not answer: only its name is known."""
+        """Make the reading of a GPU that does not answer: only its name is there."""
         known = identity or Identity(f"unknown-{self._base + index}", "unknown GPU", compute_capability=NOT_READ_YET)
         runtime, why = known.runtime_index, Unknown(reason)
         return GpuReading(

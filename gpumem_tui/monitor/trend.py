@@ -86,7 +86,7 @@ def _last_parts(points: Sequence[_Point], part_s: float) -> list[list[int]]:
 def _longest_period_s(points: Sequence[_Point], fall_bytes: int) -> float:
     """Return the longest time from one fall to the next, or up to now; 0 where memory was never emptied.
 
-    A fall from a level that is far below today's says nothing: what is held now was never emptied.
+    A fall from a level that is far below today's gives nothing: what is held now was never emptied.
     """
     falls: list[_Point] = []
     peak = low = points[0][1]

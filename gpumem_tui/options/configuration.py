@@ -49,7 +49,7 @@ class Options(SearchTerms):
         target_tokens: `target_batch` in tokens; None for none.
         context_bytes: what a process holds outside the allocator; None for the measured or catalogued value.
         calibration: a file with what was measured; None for the user's.
-        memory_bytes, arch: of the GPU ``custom``, whose name then says both; None of any other.
+        memory_bytes, arch: of the GPU ``custom``, whose name then states both; None of any other.
     """
 
     trained: WorkloadOptions = field(default_factory=WorkloadOptions)

@@ -44,9 +44,9 @@ _MOST_ERRORS = 1 << 20
 _MOST_LINES = 40
 """Readings in one second beyond which a host floods: the shortest interval asks for five."""
 _FIRST_ANSWER_S = 45.0
-"""For ssh to connect and the program there to start, where somebody watches."""
+"""Seconds for ssh to connect and the program there to start, where somebody watches."""
 ANSWER_S = 10.0
-"""For the same where somebody waits for what is printed."""
+"""Seconds for this where somebody waits for the output."""
 _LEAST_SILENCE_S = 15.0
 _SILENT_INTERVALS = 10
 _DESCRIPTORS, _OWN_DESCRIPTORS = 8, 256

@@ -129,7 +129,7 @@ def explained(
     if said:
         return shortened(said, 160), False
     if printed:
-        return f"its login shell says “{shortened(printed, 90)}” and ends: name a user with a shell, USER@HOST", True
+        return f"its login shell prints “{shortened(printed, 90)}” and ends: name a user with a shell, USER@HOST", True
     return f"{command} ended with code {code} and printed nothing: see what {by_hand} prints", False
 
 

@@ -142,7 +142,7 @@ def gate_or_exit(config: SearchConfig, prediction: Prediction, batch_size: int, 
 
 
 def unusable_words(config: SearchConfig, error: Unusable) -> str:
-    """Return why no step can run; where that is for want of torch, what is known all the same, or why nothing is."""
+    """Return why no step can run; where that is for want of torch, what is known anyway, or why nothing is."""
     largest, model = config.formula.max_batch_size, config.workload.hugging_face
     if error.kind != "torch" or (isinstance(largest, Unknown) and model is None):
         return str(error)

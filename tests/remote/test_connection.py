@@ -109,8 +109,11 @@ def second() -> object:
             "echo 'fish: The file “/opt/x/g” specified the interpreter “/opt/python”, which is not an' >&2; exit 127",
             f"the Python of its /opt/x/g, /opt/python, {GONE}",
         ),
-        ("echo 'This account is currently not available.'; exit 1", "its login shell says “This account is currently"),
-        ("printf 'no shell for you'; exit 1", "its login shell says “no shell for you” and ends: name a user with"),
+        (
+            "echo 'This account is currently not available.'; exit 1",
+            "its login shell prints “This account is currently",
+        ),
+        ("printf 'no shell for you'; exit 1", "its login shell prints “no shell for you” and ends: name a user with"),
         ("echo '/usr/bin/python3: No module named gpumem_tui' >&2; exit 1", "/usr/bin/python3 has no gpumem-tui: inst"),
         (
             "echo 'gpumem-tui: needs Python 3.10 or later, and /usr/bin/python3 is 3.8.10' >&2; exit 2",

@@ -265,7 +265,7 @@ class FormValues:
 
 
 def _described(gpu: str, asked: Options) -> str:
-    """Return the GPU that was chosen; of one that the catalog lacks, the name that says memory and architecture.
+    """Return the GPU that was chosen; of one that the catalog lacks, the name that states memory and architecture.
 
     Raises:
         OptionError: it has no memory.
