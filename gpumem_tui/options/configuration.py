@@ -20,7 +20,7 @@ from gpumem_tui.catalog.shapes import TYPED_CONTEXT, CatalogError, Context, Gpu
 from gpumem_tui.catalog.tables import changed
 from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.checks import why_formula_only
-from gpumem_tui.memory import Unknown, format_bytes, size_from
+from gpumem_tui.memory import GIB, MIB, Unknown, format_bytes, size_from
 from gpumem_tui.monitor.devices import list_gpus
 from gpumem_tui.options.table import DEVICE, OPTIONS, SHAPE, WORKLOAD, OptionRow
 from gpumem_tui.options.workload import (
@@ -32,7 +32,7 @@ from gpumem_tui.options.workload import (
 )
 from gpumem_tui.plan.plan import Plan, device_option, draft_of
 from gpumem_tui.search.config import Device, SearchConfig, SearchTerms
-from gpumem_tui.search.frameworks import rewriting
+from gpumem_tui.search.frameworks import line_for_any_batch
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.workload.spec import WorkloadSpec
 
@@ -136,6 +136,9 @@ _OF_A_SEARCH = ("limit_bytes", "share")
 """Options of a device that a plan does not take."""
 
 
+_UNITS = ((GIB, "GiB"), (MIB, "MiB"), (1, "B"))
+
+
 def typed_words(options: Options, names: Iterable[str]) -> tuple[str, ...]:
     """Return options as they are typed, those at their default left out: the inverse of `asked_by`."""
     words: list[str] = []
@@ -155,8 +158,9 @@ def _words(row: OptionRow, value: object) -> list[str]:
     if row.holds == "rows" and isinstance(value, tuple):
         shares = (f"{place}={share!r}" if place else repr(share) for place, share in value)
         return [word for share in shares for word in (row.flag, share)]
-    if row.holds == "size":
-        return [row.flag, f"{value}B"]
+    if row.holds == "size" and isinstance(value, int):
+        size, unit = next((size, unit) for size, unit in _UNITS if value % size == 0)
+        return [row.flag, f"{value // size}{unit}"]
     return [row.flag, repr(value) if isinstance(value, float) else str(value)]
 
 
@@ -233,7 +237,9 @@ def configure(options: Options) -> SearchConfig:
     limit_bytes = options.limit_bytes or share_limit_bytes(device)
     _check_limit(limit_bytes, device.gpu.total_bytes)
     terms = {**options.terms_of(workload), "limit_bytes": limit_bytes}
-    return changed(SearchConfig(workload, device, python, AllocatorSettings.from_environment()), terms)
+    typed = typed_words(options, OPTIONS.keys() - {"share"})
+    config = SearchConfig(workload, device, python, AllocatorSettings.from_environment(), typed=typed)
+    return changed(config, terms)
 
 
 def limit_from(text: str, total_bytes: int) -> int:
@@ -264,7 +270,7 @@ def check_searchable(config: SearchConfig) -> None:
     """
     command = config.workload.command
     if command is not None and not command.takes_batch:
-        raise OptionError(f"-- COMMAND: has no {{batch}}; {rewriting(command)}")
+        raise OptionError(f"-- COMMAND: has no {{batch}}; {line_for_any_batch(config, 'search')}")
     if config.workload.as_torch and not config.device.simulated:
         raise OptionError(
             f"--torch-version {config.workload.as_torch}: a GPU of this machine runs the torch that is installed; give "

@@ -37,7 +37,7 @@ from gpumem_tui.run.events import PROPOSE, Ready
 from gpumem_tui.search import predicting
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.fragmentation import remedy
-from gpumem_tui.search.frameworks import rewriting
+from gpumem_tui.search.frameworks import line_for_any_batch
 from gpumem_tui.search.predicting import Predicted, WhileTracing
 from gpumem_tui.search.prediction import Fit, Traced
 from gpumem_tui.simulator.allocator.finder import BatchFinder
@@ -508,7 +508,9 @@ def batch_note(plan: CommandPlan) -> str:
         return ""
     if command is None or command.takes_batch:
         return f"batch {plan.batch_size:,} only: {plan.base.done.not_affine}"
-    return f"{rewriting(command)} to see other batch sizes"
+    size = ("--batch-size", str(plan.batch_size)) if plan.says_batch else ()
+    typed = line_for_any_batch(plan.config, "plan", *size)
+    return f"other batch sizes: {typed}"
 
 
 def exactness(plan: CommandPlan) -> str:

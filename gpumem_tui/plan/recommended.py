@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from gpumem_tui.formula.techniques import ALLOCATOR, NotApplicable, Price, other_way
-from gpumem_tui.memory import Unknown, format_bytes
+from gpumem_tui.memory import Range, Unknown, format_bytes
 from gpumem_tui.plan.answers import Answer, LargestOnGpu, TracedAnswer, TraceOf, largest_by_gpu
 from gpumem_tui.plan.combination import Combination, Effect, Recommended, Techniques, worth_running
 from gpumem_tui.plan.combining import command_of
@@ -27,7 +27,7 @@ from gpumem_tui.plan.techniques import (
     unchanged,
 )
 from gpumem_tui.search.prediction import Fit, Traced
-from gpumem_tui.search.words import fit_words, rests_on, room_words, sizes_words, verdict_words, what_fits
+from gpumem_tui.search.words import fit_words, rests_on, room_words, sizes_words, used_words, verdict_words, what_fits
 
 _OTHER_TRAINING = ("lora", "qlora", "freeze-half")
 """Techniques that train less of a network; named where no traced one makes a plan fit."""
@@ -209,13 +209,17 @@ def fits_answer(now: Answer, traced: TracedAnswer | Unknown, network: str = "") 
         largest += " a GPU" if gpus and largest else ""
         if plan.headroom and traced.known_batch_size:
             largest += f", {traced.known_batch_size:,} keeps {kept} free"
-        answer = verdict_words(verdict, room_words(traced.free_range), largest, rests_on(traced.traced, network))
+        used = used_words(traced.device_used_range, traced.traced.gpu.cuda_total_bytes)
+        room = room_words(traced.free_range)
+        answer = verdict_words(verdict, used, room, largest, rests_on(traced.traced, network))
     else:
         fits = now.fits
         verdict = f"{size} {'fits' if fits else 'does not fit'} by formula {where}"
         room = f"{format_bytes(abs(now.spare_bytes))} {'to spare' if fits else 'missing'}"
         largest = f"largest batch{' a GPU' if gpus else ''} ≈{now.max_batch_size:,} with {kept} free"
-        answer = verdict_words(verdict, room, largest if now.max_batch_size else "no batch fits")
+        needed = now.prediction.needed_bytes
+        used = used_words(Range(needed, needed), now.usable_bytes)
+        answer = verdict_words(verdict, used, room, largest if now.max_batch_size else "no batch fits")
     return answer, fits
 
 
@@ -277,10 +281,10 @@ def verdict_line(found: TracedAnswer, *, with_gpu: bool = True) -> str:
     gpu, traced = found.plan.gpu, found.traced
     where = f" on {gpu.title}" if with_gpu else ""
     subject = what_fits(traced, found.plan.batch_size, found.plan.size)
-    room = room_words(found.free_range, of=f" of {format_bytes(gpu.cuda_total_bytes)}")
+    used, room = used_words(found.device_used_range, gpu.cuda_total_bytes), room_words(found.free_range)
     largest = sizes_words(traced.sizes, is_estimate=traced.done.is_estimate)
     return verdict_words(
-        f"{subject} {fit_words(traced, found.plan.batch_size)}{where}", room, largest, rests_on(traced)
+        f"{subject} {fit_words(traced, found.plan.batch_size)}{where}", used, room, largest, rests_on(traced)
     )
 
 

@@ -103,6 +103,7 @@ class SearchConfig(SearchTerms):
     Attributes:
         python: the interpreter that trials run under; this one unless told otherwise.
         change: to be made to a command while it is traced, as `TraceRequest` has it.
+        typed: the options that it was made of, as they are typed in any verb.
     """
 
     workload: WorkloadSpec
@@ -110,6 +111,7 @@ class SearchConfig(SearchTerms):
     python: str = sys.executable
     allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
     change: str = ""
+    typed: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def room(self) -> Room:

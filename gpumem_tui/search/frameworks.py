@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -14,6 +16,7 @@ from gpumem_tui.catalog.loader import toml_tables
 from gpumem_tui.catalog.shapes import CatalogError
 from gpumem_tui.formula.techniques import ADAPTERS, INJECTED, MORE_RANKS, SHARDS
 from gpumem_tui.launchers import NAMES
+from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.workload.command import BATCH, Command
 
 _FILE = "dialects.toml"
@@ -139,14 +142,33 @@ def scripts_of(command: Command) -> Sequence[str]:
     return found
 
 
-def rewriting(command: Command) -> str:
-    """Return the way to write a line so that the batch size can be chosen."""
+def with_batch(command: Command) -> Command | None:
+    """Return the command with ``{batch}`` as its batch size; None where its words do not show how to write that."""
     proposal, dialect, script = command.proposal, dialect_of(command), next(iter(scripts_of(command)), "")
     if proposal is not None:
-        return f"write `{proposal.proposed}` instead of `{proposal.given}`"
-    ways = [f"write {BATCH} in {command.batch_file} as the batch size"] if command.batch_file else []
+        before, after = command.words[: proposal.at], command.words[proposal.at + len(proposal.given.split(" ")) :]
+        return replace(command, words=(*before, *proposal.proposed.split(" "), *after))
     if dialect.batch and (command.files or not script):
-        ways.append(f"add `{' '.join(dialect.words(f'{dialect.batch}={BATCH}'))}`")
-    elif option := command.option_in(script):
-        ways.append(f"add `{option} {BATCH}`")
-    return ", or ".join(ways) or f"write {BATCH} where the batch size goes"
+        return replace(command, words=(*command.words, *dialect.words(f"{dialect.batch}={BATCH}")))
+    if option := command.option_in(script):
+        return replace(command, words=(*command.words, option, BATCH))
+    return None
+
+
+def line_for_any_batch(config: SearchConfig, verb: str, *options: str) -> str:
+    """Return the complete line to type that has ``{batch}`` in the place of the command's batch size.
+
+    Where no line alone does that, what is to be changed in a file comes first.
+
+    Args:
+        options: of the verb, besides those that were typed.
+    """
+    given = config.workload.command
+    assert given is not None, "a model has its batch size as an option"
+    command = with_batch(given)
+    line = f"`{shlex.join(['gpumem-tui', verb, *options, *config.typed])} -- {(command or given).text}`"
+    if command is not None:
+        return line
+    if given.batch_file:
+        return f"write {BATCH} in {given.batch_file} as the batch size, then {line}"
+    return f"give the program an option for its batch size, then {line[:-1]} --batch-size {BATCH}`"

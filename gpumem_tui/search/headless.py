@@ -151,36 +151,39 @@ def unusable_words(config: SearchConfig, error: Unusable) -> str:
     return f"{error}; by formula the largest batch is {largest:,}: `gpumem-tui predict` and `plan` answer without torch"
 
 
-def _verdict_line(verdict: Verdict, change: str) -> str:
-    """Return how a search has ended in one line that is first: what fits with room left, or what to change."""
+def _verdict_lines(config: SearchConfig, verdict: Verdict, change: str) -> Iterator[str]:
+    """Yield how a search has ended: what fits with room left, or what to change; then the command to run."""
     line = f"{verdict.message[:1].upper()}{verdict.message[1:]}"
     if verdict.with_headroom is not None:
         line += f"; {report.headroom_line(verdict.with_headroom)}"
     if verdict.remedy is not None:
         line += f"; {verdict.remedy.larger_line}"
-    return f"{line}. To change: {change}." if change else f"{line}."
+    yield f"{line}. To change: {change}." if change else f"{line}."
+    if command := report.command_found(config, verdict):
+        yield f"To run: {command}"
 
 
 _BETWEEN_LINES_S = 10.0
 
 
 class _TrialLog:
-    """Lines on stderr for each trial as it runs, with the seconds since the search began, where nothing else shows it.
+    """Lines on stderr for each trial, with the seconds since the search began.
 
-    A trial that takes long has a line every 10 s.
+    Where no progress is shown there, a trial has a line when it begins, and every 10 s.
     """
 
-    def __init__(self, *, is_shown: bool) -> None:
-        self._is_shown = is_shown
+    def __init__(self, progress: Progress, *, is_shown: bool) -> None:
+        self._progress, self._is_shown = progress, is_shown
         self._began_s = self._last_s = time.monotonic()
 
     def begin(self, number: int, batch_size: int) -> None:
         """Say that a trial begins."""
-        self._say(f"trial {number}: batch {batch_size} …")
+        if not self._progress.is_shown:
+            self._say(f"trial {number}: batch {batch_size} …")
 
     def go_on(self, line: str) -> None:
         """Say how far it has come, if no line was written for long."""
-        if time.monotonic() - self._last_s >= _BETWEEN_LINES_S:
+        if not self._progress.is_shown and time.monotonic() - self._last_s >= _BETWEEN_LINES_S:
             self._say(line)
 
     def end(self, number: int, result: TrialDone) -> None:
@@ -191,13 +194,14 @@ class _TrialLog:
     def _say(self, line: str) -> None:
         self._last_s = time.monotonic()
         if self._is_shown:
+            self._progress.clear()
             note(f"{self._last_s - self._began_s:5.0f} s  {line}")
 
 
 class _Printer:
-    """Prints a search as it runs: as JSON, where the predictions come with the result, and on a real GPU.
+    """Prints a search: as JSON as it goes on, where the predictions come with the result.
 
-    On a simulated one, where it takes seconds, its lines are held until the answer is above them.
+    Lines are held until the answer stands above them; trials are on stderr meanwhile.
 
     Attributes:
         progress: what is under way, on stderr.
@@ -210,8 +214,8 @@ class _Printer:
         self._results: dict[int, TrialDone] = {}
         self._output = Printer(as_json=as_json)
         self.progress = self._output.progress
-        self._held: list[str] | None = [] if config.device.simulated and not as_json else None
-        self._trials = _TrialLog(is_shown=not as_json and not quiet and not self.progress.is_shown)
+        self._held: list[str] | None = None if as_json else []
+        self._trials = _TrialLog(self.progress, is_shown=not as_json and not quiet)
         self._log(lambda: report.begun_lines(config))
 
     def _log(self, lines: Callable[[], Iterable[str]], body: Callable[[], object] | None = None) -> None:
@@ -239,8 +243,7 @@ class _Printer:
                 self._trials.go_on(line)
             case TrialFinished(number=number, result=result):
                 self._results[result.batch_size] = result
-                if self._held is not None:
-                    self._trials.end(number, result)
+                self._trials.end(number, result)
                 self._log(
                     lambda: [report.trial_line(self._config, number, result, self._prediction)],
                     lambda: TrialLine.of(number, result, self._config.device),
@@ -252,7 +255,7 @@ class _Printer:
         change, advice = self._advise(config) if verdict.outcome == "nothing_fits" else ("", [])
         largest = self._results.get(verdict.max_batch_size)
         if self._held is not None:
-            self._held.insert(0, _verdict_line(verdict, change))
+            self._held[:0] = _verdict_lines(config, verdict, change)
         self.release()
         self._output.show(
             body=lambda: ResultLine.of(config, verdict, prediction, advice),

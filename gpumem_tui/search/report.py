@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -18,12 +19,11 @@ from gpumem_tui.run.events import Outcome, Ready, TrialDone
 from gpumem_tui.search.assumed import assumed_line, assumed_lines, not_reached_line, workspace_lines
 from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.fragmentation import remedy
-from gpumem_tui.search.frameworks import rewriting
+from gpumem_tui.search.frameworks import line_for_any_batch
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.search.verdict import Verdict, WithHeadroom
 from gpumem_tui.search.words import (
     cached_line,
-    caveat,
     compared,
     fit_words,
     forward_only_words,
@@ -32,6 +32,7 @@ from gpumem_tui.search.words import (
     ledger_lines,
     moment_words,
     peak_error,
+    proves_something,
     range_line,
     reserve_words,
     rests_on,
@@ -41,6 +42,7 @@ from gpumem_tui.search.words import (
     sizes_words,
     temporaries_line,
     up_to,
+    used_words,
     verdict_words,
     what_fits,
 )
@@ -100,19 +102,24 @@ def device_line(device: Device, limit_bytes: int | None = None) -> str:
     return f"{kind}{device.gpu.title}{reason}, {format_bytes(device.gpu.total_bytes)}, {device.gpu.sm}{limit}"
 
 
-def predicted_line(prediction: Prediction) -> str:
-    """Return both predicted largest batches, with the same headroom, and what the trace reports of the whole device."""
+def largest_lines(prediction: Prediction) -> list[str]:
+    """Return the predicted largest batches as a table: with the headroom left free, and with nothing left free."""
     formula, traced = prediction.formula, prediction.traced
-    words = f"predicted largest batch{' of one GPU' if formula.workload.recipe.gpus > 1 else ''}: "
-    figures = f"formula {_value(formula.max_batch_size)}, traced "
+    title = f"predicted largest batch{' of one GPU' if formula.workload.recipe.gpus > 1 else ''}"
     largest = traced if isinstance(traced, Unknown) else traced.max_batch_size
+    by_formula = formula.max_batch_size
     if isinstance(traced, Unknown) or isinstance(largest, Unknown):
-        return f"{words}{figures}not known ({reason_of(largest)})"
-    whole = _value(traced.max_batch_size) + up_to(traced.max_batch_size, traced.may_fit_batch_size)
-    if not formula.headroom:
-        return f"{words}{figures}{whole}"
-    free = f"with {100 * formula.headroom:g} % left free"
-    return f"{words}{free} {figures}{_value(prediction.with_headroom)}; with none free traced {whole}"
+        counted = "" if isinstance(by_formula, Unknown) else f"formula {by_formula:,}, "
+        return [f"{title}: {counted}traced not known ({reason_of(largest)})"]
+    by_trace = f"{largest:,}", up_to(largest, traced.may_fit_batch_size)
+    roomy = prediction.with_headroom
+    rows = [] if isinstance(roomy, Unknown) else [(f"{100 * formula.headroom:g} % left free", f"{roomy:,}", "")]
+    rows = [*rows, ("nothing left free", *by_trace)] if formula.headroom else [("nothing left free", *by_trace)]
+    cells = [] if isinstance(by_formula, Unknown) else [f"{by_formula:,}", *("–" for _ in rows[1:])]
+    lines = [f"{title:<34}{'Formula':>10}{'Traced':>10}" if cells else f"{title:<34}{'Traced':>10}"]
+    for index, (name, found, more) in enumerate(rows):
+        lines.append(f"  {name:<32}{f'{cells[index]:>10}' if cells else ''}{found:>10}{more}")
+    return lines
 
 
 def gap_line(prediction: Prediction) -> str:
@@ -164,7 +171,7 @@ def uneven_line(traced: Traced | Unknown) -> str:
 
 
 def answer_line(config: SearchConfig, prediction: Prediction, batch_size: int) -> str:
-    """Return whether the step fits, what is left or missing, the safe batch, and who shows what to change.
+    """Return whether the step fits, what it takes and leaves, the safe batch, and what to type next.
 
     Empty where there is neither a trace nor a closed form.
     """
@@ -172,28 +179,50 @@ def answer_line(config: SearchConfig, prediction: Prediction, batch_size: int) -
     if isinstance(traced, Unknown):
         return formula_fits_line(prediction.formula, batch_size)
     subject = what_fits(traced, batch_size, workload.batch_words(batch_size))
-    verdict = f"{subject} {fit_words(traced, batch_size)} on {traced.gpu.title}"
-    found = remedy(traced, batch_size)
-    change = "`gpumem-tui plan` instead of `predict` shows changes that make it fit"
-    if found is not None and found.fit == "fits":
-        change = f"{found.how} makes it fit at no cost"
-    return verdict_words(
+    limited = f" limited to {format_bytes(config.limit_bytes)}" if config.limit_bytes is not None else ""
+    verdict = f"{subject} {fit_words(traced, batch_size)} on {traced.gpu.title}{limited}"
+    used, total_bytes = traced.device_used_range(batch_size), traced.gpu.cuda_total_bytes
+    if config.limit_bytes is not None:
+        used, total_bytes = traced.reserved_range_at(batch_size), config.limit_bytes
+    answer = verdict_words(
         verdict,
+        used_words(used, total_bytes),
         room_words(traced.free_range(batch_size)),
-        _largest_line(workload, traced),
-        (*rests_on(traced, workload.network), *([] if traced.fits_leaving(batch_size, 0) else [change])),
+        _sizes_words(workload, traced),
+        rests_on(traced, workload.network),
     )
+    return f"{answer}. {next_words(config, traced, batch_size)}".removesuffix(". ")
 
 
-def _largest_line(workload: WorkloadSpec, traced: Traced) -> str:
-    """Return the three batch sizes of the verdict, or how to have them or why they are not known."""
-    if traced.done.ran_out is not None:
+def _sizes_words(workload: WorkloadSpec, traced: Traced) -> str:
+    """Return the three batch sizes of the verdict, or why they are not known; empty of a command with one batch."""
+    if traced.done.ran_out is not None or (workload.command is not None and not workload.command.takes_batch):
         return ""
-    if workload.command is not None and not workload.command.takes_batch:
-        return f"for the largest batch, {rewriting(workload.command)}"
     if isinstance(sizes := traced.sizes, Unknown):
         return f"the largest batch is not known: {sizes.reason}"
     return sizes_words(sizes, is_estimate=traced.done.is_estimate)
+
+
+def next_words(config: SearchConfig, traced: Traced, batch_size: int) -> str:
+    """Return what to type next: what makes the step fit, else what finds the largest batch; empty for nothing."""
+    command = config.workload.command
+    if not traced.fits_leaving(batch_size, 0):
+        found = remedy(traced, batch_size)
+        if found is not None and found.fit == "fits":
+            return f"{found.how} makes it fit at no cost"
+        if config.limit_bytes is None:  # which no plan takes
+            return f"To make it fit: {plan_line(config, batch_size)}"
+    if command is None or command.takes_batch or traced.done.ran_out is not None:
+        return ""
+    return f"Largest batch: {line_for_any_batch(config, 'search')}"
+
+
+def plan_line(config: SearchConfig, batch_size: int) -> str:
+    """Return the complete line to type that plans what was predicted."""
+    command = config.workload.command
+    size = ["--batch-size", str(batch_size)] if config.workload.takes_batch else []
+    words = ["gpumem-tui", "plan", *size, *config.typed]
+    return f"`{shlex.join(words)}{f' -- {command.text}' if command is not None else ''}`"
 
 
 def peak_line(traced: Traced, batch_size: int) -> str:
@@ -223,7 +252,7 @@ def trial_line(config: SearchConfig, number: int, result: TrialDone, prediction:
             f" {format_bytes(result.peak_reserved_bytes):>10} reserved"
             f" {format_bytes(result.device_used_bytes):>10} of the device"
         )
-    if prediction is not None:
+    if prediction is not None and proves_something(config, prediction.traced):
         error = peak_error(config, prediction.formula, prediction.traced, result)
         if not isinstance(error, Unknown):
             line += f"  {compared(config, prediction.traced)} {signed(error)}"
@@ -294,10 +323,6 @@ def composition_lines(traced: Traced, batch_size: int, by: str) -> list[str]:
     ]
 
 
-def _value(value: int | Unknown) -> str:
-    return f"none ({value.reason})" if isinstance(value, Unknown) else str(value)
-
-
 # A whole report
 
 
@@ -311,27 +336,27 @@ def prediction_lines(
         by: also list what holds the traced peak, by ``module``, ``operator`` or ``source``.
     """
     traced = prediction.traced
-    where = device_line(config.device, config.limit_bytes)
     if answer := answer_line(config, prediction, batch_size):
         yield answer
-    if isinstance(traced, Traced) and (missing := not_reached_line(traced)):
-        yield missing
     if isinstance(traced, Traced) and (found := remedy(traced, batch_size)) is not None:
         yield found.line
+    if (steps := wanted_accumulation(config, batch_size)) is not None:
+        yield accumulation_line(config.workload, steps)
+    yield ""
+    yield from ledger_lines(config, prediction, None, batch_size)
+    if config.workload.takes_batch:
+        yield from largest_lines(prediction)
+    yield ""
     yield workload_line(config.workload, traced.done.parameters if isinstance(traced, Traced) else 0)
     by_what = "by formula only" if ready is None else f"torch {ready.torch_version}, profile {ready.profile}"
-    yield f"on {where}, {by_what}"
-    if config.workload.takes_batch:
-        yield predicted_line(prediction)
+    yield f"on {device_line(config.device, config.limit_bytes)}, {by_what}"
     yield from prediction_notes(prediction)
-    yield from ledger_lines(config, prediction, None, batch_size)
     if isinstance(traced, Traced):
+        yield from filter(None, (not_reached_line(traced),))
         yield from _traced_lines(config, traced, batch_size)
         if by is not None:
             yield f"\nthe traced peak by {by}"
             yield from composition_lines(traced, batch_size, by)
-    if (steps := wanted_accumulation(config, batch_size)) is not None:
-        yield accumulation_line(config.workload, steps)
 
 
 def _traced_lines(config: SearchConfig, traced: Traced, batch_size: int) -> Iterator[str]:
@@ -361,7 +386,7 @@ def begun_lines(config: SearchConfig) -> list[str]:
 def predicted_lines(prediction: Prediction, ready: Ready) -> Iterator[str]:
     """Yield what a search states of its prediction."""
     yield f"torch {ready.torch_version}, profile {ready.profile}"
-    yield predicted_line(prediction)
+    yield from largest_lines(prediction)
     yield from prediction_notes(prediction)
     if isinstance(traced := prediction.traced, Traced):
         yield context_line(traced)
@@ -375,7 +400,7 @@ def result_lines(
     largest: TrialDone | None,
     advice: Sequence[str],
 ) -> Iterator[str]:
-    """Yield how a search has ended.
+    """Yield what a search's verdict rests on.
 
     Args:
         largest: the trial of the largest batch that fits.
@@ -385,14 +410,12 @@ def result_lines(
     if prediction is not None and largest is not None:
         yield ""
         yield from ledger_lines(config, prediction, largest, largest.batch_size)
-        yield from filter(None, [caveat(config, prediction.traced)])
         if isinstance(traced, Traced):
             yield peak_line(traced, largest.batch_size)
             yield from workspace_lines(traced, largest.batch_size)
             yield from filter(None, (highest_line(traced.at(largest.batch_size)),))
         yield ""
     yield from () if largest is None else map(str, largest.notes)
-    yield f"result: {verdict.message}"
     if isinstance(traced, Traced) and (missing := not_reached_line(traced)):
         yield missing
     verified = f"batch {verdict.max_batch_size:,} verified{' on the simulated GPU' if config.device.simulated else ''}"
@@ -402,13 +425,18 @@ def result_lines(
         safe = verdict.safe_batch_size
         used = range_line(traced.device_used_range(safe), traced.unknowns(safe))
         yield from [f"batch {safe:,}: {used}"] if used else []
-    if verdict.with_headroom is not None:
-        yield headroom_line(verdict.with_headroom)
-    if verdict.remedy is not None:
-        yield verdict.remedy.larger_line
     yield from (f"  {line}" for line in advice)
     if (steps := wanted_accumulation(config, verdict.safe_batch_size)) is not None:
         yield accumulation_line(config.workload, steps)
+
+
+def command_found(config: SearchConfig, verdict: Verdict | None) -> str:
+    """Return the user's command with the safe batch size, as it is typed; empty without one of them."""
+    workload, size = config.workload, 0 if verdict is None else verdict.safe_batch_size
+    if workload.command is None or workload.hugging_face is not None or not size:
+        return ""
+    passes = workload.command.accumulation(size, config.target_batch, workload.recipe.pass_micro_batches)
+    return workload.command.text_at(size, passes)
 
 
 def wanted_accumulation(config: SearchConfig, batch_size: int) -> Accumulation | None:

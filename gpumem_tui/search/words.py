@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.predict import FormulaPrediction
-from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Range, Unknown, Value, format_bytes, format_range
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Range, Unknown, Value, format_bytes, format_range
 from gpumem_tui.report.tables import counted
 from gpumem_tui.run.events import RanOut, Sample, TrialDone
 from gpumem_tui.search.assumed import assumption_words
@@ -42,6 +43,17 @@ def moment_words(mark: Mark) -> str:
 
 FIT_ANSWERS: dict[Fit, str] = {"fits": "yes", "may fit": "maybe", "may not fit": "maybe not", "does not fit": "no"}
 """Whether something fits, in a word."""
+
+
+def used_words(used: Range, total_bytes: int) -> str:
+    """Say how much of a device's memory a step takes: ``1.50–3.62 of 23.64 GiB``, or needs where that is more.
+
+    Args:
+        used: with the least and with the most of what is not known.
+    """
+    taken, total = format_range(used), format_bytes(total_bytes)
+    unit = f" {total.rpartition(' ')[2]}"
+    return f"{'needs ' if used.high_bytes > total_bytes else ''}{taken.removesuffix(unit)} of {total}"
 
 
 def room_words(free: Range, of: str = "") -> str:
@@ -91,14 +103,14 @@ def fit_words(traced: Traced, batch_size: int) -> str:
     return fit if steps is None or "not" in fit else f"{fit} for about {steps:,} steps"
 
 
-def verdict_words(verdict: str, room: str, sizes: str, rests_on: Iterable[str] = ()) -> str:
+def verdict_words(verdict: str, used: str, room: str, sizes: str, rests_on: Iterable[str] = ()) -> str:
     """Return the first line of `predict` and `plan`, for models and for commands, without its full stop.
 
     Args:
-        verdict: what fits, or not, and where. `room`: what is left or missing. `sizes`: see `sizes_words`.
-        rests_on: what the verdict rests on; see `rests_on`.
+        verdict: what fits, or not, and where. `used`: of the memory; see `used_words`. `room`: what is left or missing.
+        sizes: see `sizes_words`. `rests_on`: what the verdict rests on; see `rests_on`.
     """
-    return "; ".join(filter(None, (f"{verdict}: {room}", sizes, *rests_on)))
+    return "; ".join(filter(None, (f"{verdict}: {used}, {room}", sizes, *rests_on)))
 
 
 def rests_on(traced: Traced | Unknown, network: str = "") -> tuple[str, ...]:
@@ -169,11 +181,12 @@ def compared(config: SearchConfig, traced: Traced | Unknown) -> Literal["formula
     return "traced"
 
 
-def caveat(config: SearchConfig, traced: Traced | Unknown) -> str:
-    """Say what an error of 0 is worth where a simulated trial is held against its own trace only; else empty."""
-    if config.device.simulated and compared(config, traced) == "traced":
-        return "traced and simulated are two runs of one simulation: that they agree proves nothing about a real GPU"
-    return ""
+def proves_something(config: SearchConfig, traced: Traced | Unknown) -> bool:
+    """Return whether a trial says how far a prediction is off: not on the simulated GPU, of what is traced alone.
+
+    Trial and trace are two runs of one simulation there.
+    """
+    return not config.device.simulated or compared(config, traced) == "formula"
 
 
 def peak_error(config: SearchConfig, formula: Formula, traced: Traced | Unknown, result: TrialDone) -> Value:
@@ -255,39 +268,75 @@ def shortfall(result: TrialDone, limit_bytes: int | None = None) -> str:
 # The ledger of one batch size
 
 
+@dataclass(frozen=True)
+class _Column:
+    """A column of the ledger: the figures of one producer, None where it has none."""
+
+    title: str
+    held: Breakdown | None
+    reserved_bytes: int | None = None
+    used_bytes: int | None = None
+    counts_other: bool = True
+
+    @property
+    def cells(self) -> list[int | None]:
+        """Its figures, in the order of the rows."""
+        held = self.held
+        buckets = [
+            None if held is None or (bucket is Bucket.OTHER and not self.counts_other) else held[bucket]
+            for bucket in ALLOCATED_BUCKETS
+        ]
+        return [*buckets, None if held is None else held.total_bytes, self.reserved_bytes, self.used_bytes]
+
+
+_LEDGER_ROWS = (*(bucket.title for bucket in ALLOCATED_BUCKETS), "= allocated", "reserved", "device used")
+
+
 def ledger_lines(config: SearchConfig, prediction: Prediction, result: TrialDone | None, batch_size: int) -> list[str]:
-    """Write Formula | Traced | Simulated or Measured | error of the compared prediction, a line a bucket."""
+    """Write Formula | Traced | Simulated or Measured | error of the compared prediction, a line a bucket.
+
+    Formula where there is a closed form. A trial on the simulated GPU that has none beside it stands alone: its trace
+    is the same simulation.
+    """
     counted = prediction.formula.at(batch_size)
-    formula = counted.breakdown if isinstance(counted, FormulaPrediction) else None
     traced = prediction.traced if isinstance(prediction.traced, Traced) else None
     replay = traced.at(batch_size) if traced is not None else None
-    held = [formula, replay.breakdown if replay else None, result.breakdown if result else None]
-    reserved = [None, replay.peak_reserved_bytes if replay else None, result.peak_reserved_bytes if result else None]
-    used_by_trace = traced.device_used_bytes(batch_size) if traced else None
-    rows: list[tuple[str, list[int | None]]] = [
-        *((bucket.title, [one[bucket] if one else None for one in held]) for bucket in ALLOCATED_BUCKETS),
-        ("= allocated", [one.total_bytes if one else None for one in held]),
-        ("reserved", reserved),
-        ("device used", [None, used_by_trace, result.device_used_bytes if result else None]),
-    ]
-    against = compared(config, prediction.traced)
-    most = _most_words(counted, replay) if result is None else {}
-    lines = [f"{f'at {config.workload.batch_words(batch_size)}':<20} {'Formula':>11}{'Traced':>12}"]
+    columns = []
+    if isinstance(counted, FormulaPrediction):
+        columns.append(_Column("Formula", counted.breakdown, counts_other=False))
+    if traced is not None and replay is not None and (result is None or proves_something(config, traced)):
+        used = traced.device_used_bytes(batch_size)
+        columns.append(_Column("Traced", replay.breakdown, replay.peak_reserved_bytes, used))
     if result is not None:
-        lines[0] += f"{config.device.measured_title:>12}{f'{against} error':>16}"
-    else:
+        title, reserved = config.device.measured_title, result.peak_reserved_bytes
+        columns.append(_Column(title, result.breakdown, reserved, result.device_used_bytes))
+    heading = f"{f'at {config.workload.batch_words(batch_size)}':<20}" + "".join(f" {one.title:>11}" for one in columns)
+    most = _most_words(counted, replay) if result is None else {}
+    errors = _errors(config, prediction, columns) if result is not None else ()
+    if errors:
+        heading += f"{f'{compared(config, prediction.traced)} error':>16}"
+    elif result is None:
         of = "forward" if replay and _in_forward_only(replay) else "the step"
-        lines[0] += f"   Most in {of}{'' if replay else ' (formula)'}"
-    for title, values in rows:
-        shown = [None if title == Bucket.OTHER.title else values[0], *values[1 : 2 if result is None else 3]]
-        line = f"{title:<20}" + "".join(f" {format_bytes(value):>11}" for value in shown)
-        if result is not None:
-            predicted, ran = shown[against == "traced"], shown[2]
-            line += f"{'–' if predicted is None or ran is None else signed(predicted - ran):>16}"
-        elif title in most:
-            line += f"   {most[title]}"
+        heading += f"   Most in {of}{'' if replay else ' (formula)'}"
+    lines = [heading]
+    for index, (title, *values) in enumerate(zip(_LEDGER_ROWS, *(one.cells for one in columns), strict=True)):
+        line = f"{title:<20}" + "".join(f" {format_bytes(value):>11}" for value in values)
+        line += f"{errors[index]:>16}" if errors else ""
+        line += f"   {most[title]}" if title in most else ""
         lines.append(line)
     return lines
+
+
+def _errors(config: SearchConfig, prediction: Prediction, columns: Sequence[_Column]) -> Sequence[str]:
+    """Return the compared prediction less the trial, a text a row; empty where that proves nothing or is not known."""
+    title = compared(config, prediction.traced).capitalize()
+    predicted = next((one for one in columns if one.title == title), None)
+    if predicted is None or not proves_something(config, prediction.traced):
+        return ()
+    return [
+        "–" if said is None or ran is None else signed(said - ran)
+        for said, ran in zip(predicted.cells, columns[-1].cells, strict=True)
+    ]
 
 
 def _most_words(counted: FormulaPrediction | Unknown, replay: Replay | None) -> dict[str, str]:

@@ -20,10 +20,24 @@ _SIZE_WIDTH = 11
 
 
 def snapshot_lines(snapshot: MemorySnapshot, analyses: Sequence[Analysis]) -> Iterator[str]:
-    """Yield everything about a file, as text."""
+    """Yield everything about a file, as text: the answer first, a line a device."""
+    several = len(analyses) > 1
+    yield from (f"{f'cuda:{one.device}: ' if several else ''}{answer_words(one)}" for one in analyses)
     yield f"{snapshot.name} · {snapshot.kind} · {format_bytes(snapshot.size_bytes)}"
     for analysis in analyses:
         yield from _device_lines(analysis)
+
+
+def answer_words(analysis: Analysis) -> str:
+    """Return why the last request found no room; where all did, the peak and what holds most of it."""
+    if analysis.ooms:
+        return f"Out of memory: {analysis.ooms[-1].explanation[0]}"
+    most = max(analysis.by_category, key=lambda part: part.size_bytes, default=None)
+    held = "" if most is None else f", most of it {most.name} ({format_bytes(most.size_bytes)})"
+    return (
+        f"Peak {format_bytes(analysis.peak_allocated_bytes)} allocated{held}; "
+        f"{format_bytes(analysis.peak_reserved_bytes)} reserved"
+    )
 
 
 def _device_lines(analysis: Analysis) -> Iterator[str]:

@@ -342,8 +342,9 @@ _LACKING = {"kept": "account of what steps keep"}
 
 
 def look_lines(process: ProbedProcess, look: LookAnswer, by: By = "source") -> list[str]:
-    """Return a deep look: each device's peak by bucket, then by module or source line, then memory over the step."""
-    lines = [f"{process.title}: step {look.step:,}, {look.step_s:.3f} s with the recording ({look.method or 'none'})"]
+    """Return a deep look: what each device's peak is mostly, by bucket, by module or source line, and over the step."""
+    lines = [_peak_words(device) for device in look.devices]
+    lines += [f"{process.title}: step {look.step:,}, {look.step_s:.3f} s with the recording ({look.method or 'none'})"]
     for device in look.devices:
         peak = f"peak {format_bytes(device.peak_bytes)} at {device.peak_s:.3f} s"
         lines += ["", f"{device_name(device.device)}: {peak}{_limit(process, device)}"]
@@ -355,6 +356,13 @@ def look_lines(process: ProbedProcess, look: LookAnswer, by: By = "source") -> l
     lines += ["", *_kept_lines(look)] if look.kept is not None else []
     lines += [f"no {_LACKING.get(what, what)}: {why}" for what, why in look.unavailable.items()]
     return [printable(line) for line in lines]
+
+
+def _peak_words(device: LookedDevice) -> str:
+    """Return a device's peak, and what holds most of it."""
+    most = max(ALLOCATED_BUCKETS, key=lambda bucket: device.breakdown[bucket])
+    held = f"most of it {most.title} ({format_bytes(device.breakdown[most])})"
+    return f"{device_name(device.device)}: peak {format_bytes(device.peak_bytes)} allocated, {held}"
 
 
 def _limit(process: ProbedProcess, device: LookedDevice) -> str:

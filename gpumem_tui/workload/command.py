@@ -51,11 +51,16 @@ _LARGEST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Proposal:
-    """The place of a batch size in a command: the word, what it would be with ``{batch}``, and the size it has."""
+    """The place of a batch size in a command: the words, what they would be with ``{batch}``, and the size it has.
+
+    Attributes:
+        at: the index of the first of these words.
+    """
 
     given: str
     proposed: str
     batch_size: int
+    at: int
 
 
 @dataclass(frozen=True)
@@ -188,10 +193,10 @@ class Command:
             if not _BATCH_FLAG.fullmatch(option):
                 continue
             if equals and value.isdecimal() and int(value):
-                yield Proposal(word, f"{option}={BATCH}", int(value))
+                yield Proposal(word, f"{option}={BATCH}", int(value), index)
             following = self.words[index + 1] if index + 1 < len(self.words) else ""
             if not equals and option.startswith("-") and following.isdecimal() and int(following):
-                yield Proposal(f"{option} {following}", f"{option} {BATCH}", int(following))
+                yield Proposal(f"{option} {following}", f"{option} {BATCH}", int(following), index)
 
     def option_in(self, script: str) -> str:
         """Return the option by which a script, whose text that is, seems to take the batch size; empty for none."""

@@ -129,9 +129,7 @@ def _json(folder: Path, line: str) -> dict[str, Any]:
 
 def _searched(folder: Path, line: str) -> int:
     """Return the largest batch that ran, the next having been out of memory."""
-    found = re.search(
-        r"^result: .*?\bbatch ([\d,]+)(?: on [^;]*: it)? ran with", _run(folder, f"search --plain {line}"), re.MULTILINE
-    )
+    found = re.search(r"^.*?\b[Bb]atch ([\d,]+)(?: on [^;]*: it)? ran with", _run(folder, f"search --plain {line}"))
     assert found is not None
     return int(found[1].replace(",", ""))
 

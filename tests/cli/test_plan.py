@@ -303,7 +303,8 @@ def test_without_a_terminal_it_prints_markdown(program: Program) -> None:
     done = program("plan", "--no-trace", "--model", "llama-3-8b", "--gpus", "4", "--gpu", "sim:rtx-4090-24gb")
     assert done.code == 0
     answer, _, title = done.out.splitlines()[:3]
-    assert answer.startswith("Batch 1 does not fit by formula on 4 × NVIDIA GeForce RTX 4090: 138.60 GiB missing; ")
+    needs = "needs 159.32 of 20.72 GiB, 138.60 GiB missing"
+    assert answer.startswith(f"Batch 1 does not fit by formula on 4 × NVIDIA GeForce RTX 4090: {needs}; ")
     assert "To change: " in answer
     assert title.startswith("# Plan: llama-3-8b")
     assert "No trace: not asked for (--no-trace)." in done.out

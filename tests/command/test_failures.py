@@ -148,9 +148,18 @@ def test_a_command_that_cannot_be_started(project: Project, words: tuple[str, ..
     ("arguments", "said"),
     [
         (("search", "--"), "no command follows"),
-        (("search", "--", "python", "train.py", "--batch-size", "32"), "write `--batch-size {batch}` instead of"),
-        (("search", "--", "python", "train.py", "bs=32"), "write `bs={batch}` instead of `bs=32`"),
-        (("search", "--", "python", "train.py"), "has no {batch}; write {batch} where the batch size goes"),
+        (
+            ("search", "--", "python", "train.py", "--batch-size", "32"),
+            "`gpumem-tui search -- python train.py --batch-size {batch}`",
+        ),
+        (
+            ("search", "--", "python", "train.py", "bs=32"),
+            "`gpumem-tui search -- python train.py bs={batch}`",
+        ),
+        (
+            ("search", "--", "python", "train.py"),
+            "has no {batch}; give the program an option for its batch size, then `",
+        ),
         (("search", "--model", "gpt2", "--", "python", "train.py"), "--model and -- COMMAND: give only one of them"),
         (("search", "--layers", "3", "--", "python", "{batch}"), "--layers: a command builds its own model"),
         (("search", "--precision", "bf16", "--", "python", "{batch}"), "decides precision, optimizer and the rest"),

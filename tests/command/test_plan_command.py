@@ -132,7 +132,8 @@ def test_without_what_ifs_the_command_runs_once(project: Project) -> None:
     assert done.stderr.count("made a AdamW") == 1
     assert "| = allocated |" in done.stdout
     assert "| NVIDIA T4 |" in done.stdout
-    assert "write `--batch-size {batch}` instead of `--batch-size 8`" in done.stdout.lower()
+    typed = f"--gpu sim:h100-80gb -- {project.python} train.py --batch-size {{batch}}`"
+    assert f"ther batch sizes: `gpumem-tui plan --batch-size 8 {typed}" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,8 @@ def test_one_run_knows_one_batch_size_and_says_how_to_know_more() -> None:
     body = command_plan_json(plan)
     assert [row["batch_size"] for row in body["batch_sizes"]] == [8]
     assert all(row["max_batch_size"] is None for row in body["gpus"])
-    assert "`--batch-size {batch}` instead of `--batch-size 8`" in batch_note(plan)
+    line = "`gpumem-tui plan --batch-size 8 -- python train.py --batch-size {batch}`"
+    assert batch_note(plan) == f"other batch sizes: {line}"
 
 
 def test_a_batch_size_that_the_line_does_not_say_is_not_made_up() -> None:
@@ -160,7 +161,7 @@ def test_sharding_is_over_the_gpus_there_are_and_said_not_to_be_run(ranks: int, 
     ("ranks", "sharded", "said"),
     [
         (1, False, "DistributedDataParallel"),
-        (4, False, "each rank would hold this much"),
+        (4, False, "each rank holds this much"),
         (4, True, "another run (--gpus)"),
     ],
 )

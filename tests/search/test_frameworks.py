@@ -9,8 +9,12 @@ import pytest
 
 from gpumem_tui.catalog.loader import toml_tables
 from gpumem_tui.catalog.shapes import CatalogError
-from gpumem_tui.search.frameworks import dialect_of, dialects, read_dialects, rewriting
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.options.workload import simulated_device
+from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.frameworks import dialect_of, dialects, line_for_any_batch, read_dialects
 from gpumem_tui.workload.command import Command
+from gpumem_tui.workload.spec import WorkloadSpec
 
 PROGRAMS = {
     "llama-factory": ("llamafactory-cli train x.yaml", ""),
@@ -75,53 +79,66 @@ def test_a_mistake_in_a_table_is_named_with_the_table_and_the_key(changes: dict[
     assert read(**changes) == f"dialects.toml: composer: {said}"
 
 
+def typed(command: Command) -> str:
+    config = SearchConfig(WorkloadSpec(Recipe(), command=command), simulated_device("t4-16gb"), typed=("--steps", "4"))
+    return line_for_any_batch(config, "search").replace("`gpumem-tui search --steps 4 -- ", "`… ")
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
+        ("llamafactory-cli train x.yaml", "`… llamafactory-cli train x.yaml per_device_train_batch_size={batch}`"),
+        ("axolotl train x.yaml", "`… axolotl train x.yaml --micro-batch-size={batch}`"),
+        ("tune run it --config x.yaml", "`… tune run it --config x.yaml batch_size={batch}`"),
         (
-            "llamafactory-cli train x.yaml",
-            "write {batch} in x.yaml as the batch size, or add `per_device_train_batch_size={batch}`",
+            "python train.py --config=x.yaml",
+            "write {batch} in x.yaml as the batch size, then `… python train.py --config=x.yaml`",
         ),
-        ("axolotl train x.yaml", "write {batch} in x.yaml as the batch size, or add `--micro-batch-size={batch}`"),
-        ("tune run it --config x.yaml", "write {batch} in x.yaml as the batch size, or add `batch_size={batch}`"),
-        ("python train.py --config=x.yaml", "write {batch} in x.yaml as the batch size"),
-        ("python train.py missing.yaml", "write {batch} where the batch size goes"),
-        ("python train.py x.yaml --bs 4", "write `--bs {batch}` instead of `--bs 4`"),
-        ("python train.py --micro_bsz 4", "write `--micro_bsz {batch}` instead of `--micro_bsz 4`"),
+        (
+            "python train.py missing.yaml",
+            "give the program an option for its batch size, then `… python train.py missing.yaml --batch-size {batch}`",
+        ),
+        ("python train.py x.yaml --bs 4 --lr 1", "`… python train.py x.yaml --bs {batch} --lr 1`"),
+        ("python train.py bs=4 lr=1", "`… python train.py bs={batch} lr=1`"),
         (
             "deepspeed --module a.b --train.batch_size 256 --train.micro_batch_size 2",
-            "write `--train.micro_batch_size {batch}` instead of `--train.micro_batch_size 2`",
+            "`… deepspeed --module a.b --train.batch_size 256 --train.micro_batch_size {batch}`",
         ),
     ],
 )
-def test_how_a_line_is_to_be_written(tmp_path: Path, line: str, said: str) -> None:
+def test_the_line_to_type_for_any_batch_size(tmp_path: Path, line: str, said: str) -> None:
     (tmp_path / "x.yaml").write_text("per_device_train_batch_size: 4")
     command = Command(tuple(line.split()), str(tmp_path))
     assert not command.takes_batch
-    assert rewriting(command) == said
+    assert typed(command) == said
+
+
+NO_WAY = "give the program an option for its batch size, then"
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "added"),
     [
-        ('parser.add_argument("-b", "--batch-size", type=int)', "add `--batch-size {batch}`"),
-        ("parser.add_argument('--val-batch-size'); parser.add_argument('--bs', default=8)", "add `--bs {batch}`"),
-        ('@click.option("--train-batch-size", default=8)', "add `--train-batch-size {batch}`"),
-        ('flags.DEFINE_integer("batch_size", 8, "samples")', "add `--batch_size {batch}`"),
-        ("class Terms:\n    batch_size: int = 8\n\nterms = tyro.cli(Terms)", "add `--batch_size {batch}`"),
-        ("class Terms:\n    batch_size: int = 8\n\nterms = Terms()", "write {batch} where the batch size goes"),
-        ("batch_size = 8", "write {batch} where the batch size goes"),
+        ('parser.add_argument("-b", "--batch-size", type=int)', "--batch-size {batch}"),
+        ("parser.add_argument('--val-batch-size'); parser.add_argument('--bs', default=8)", "--bs {batch}"),
+        ('@click.option("--train-batch-size", default=8)', "--train-batch-size {batch}"),
+        ('flags.DEFINE_integer("batch_size", 8, "samples")', "--batch_size {batch}"),
+        ("class Terms:\n    batch_size: int = 8\n\nterms = tyro.cli(Terms)", "--batch_size {batch}"),
+        ("class Terms:\n    batch_size: int = 8\n\nterms = Terms()", ""),
+        ("batch_size = 8", ""),
     ],
 )
 def test_a_data_set_is_no_place_for_the_batch_and_the_programs_own_option_is(
-    tmp_path: Path, script: str, said: str
+    tmp_path: Path, script: str, added: str
 ) -> None:
     (tmp_path / "train.py").write_text(script)
     (tmp_path / "alpaca.json").write_text('[{"instruction": "Say a batch size", "output": "batch_size: 4"}]')
     (tmp_path / "lora.yaml").write_text("rank: 8\ntarget: all\nseed: 1\n")
-    command = Command(("python", "train.py", "--data", "alpaca.json", "--lora=lora.yaml"), str(tmp_path))
-    assert rewriting(command) == said
+    words = ("python", "train.py", "--data", "alpaca.json", "--lora=lora.yaml")
+    line = " ".join(words)
+    command = Command(words, str(tmp_path))
+    assert typed(command) == (f"`… {line} {added}`" if added else f"{NO_WAY} `… {line} --batch-size {{batch}}`")
     (tmp_path / "ds.json").write_text('{"zero": {"stage": 2}, "train_micro_batch_size_per_gpu": "auto"}')
-    beside = Command((*command.words, "ds.json"), str(tmp_path))
-    own = f", or {said}" if said.startswith("add") else ""
-    assert rewriting(beside) == f"write {{batch}} in ds.json as the batch size{own}"
+    beside = Command((*words, "ds.json"), str(tmp_path))
+    in_file = f"write {{batch}} in ds.json as the batch size, then `… {line} ds.json`"
+    assert typed(beside) == (f"`… {line} ds.json {added}`" if added else in_file)

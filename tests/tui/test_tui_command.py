@@ -19,6 +19,7 @@ from gpumem_tui.run.control import Control, Unusable
 from gpumem_tui.run.events import Failed, Output
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import TraceProgress
+from gpumem_tui.search.report import command_found
 from gpumem_tui.search.runner import SearchEvent
 from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.tui.kit import output_pane
@@ -30,7 +31,6 @@ from gpumem_tui.tui.search.form import EditScreen
 from gpumem_tui.tui.search.ledger import ledger_view
 from gpumem_tui.tui.search.panels import (
     VerdictPanel,
-    command_found,
     strategy_lines,
     verdict_view,
     workload_lines,
@@ -83,12 +83,12 @@ def test_notes_of_the_trace_and_of_the_shown_trial_stand_below_the_table_once() 
     assert [tried.notes.count(note) for note in (command_scene.NOTE, command_scene.TRIAL_NOTE)] == [1, 1]
 
 
-def test_a_command_has_no_formula_and_is_held_against_its_trace() -> None:
+def test_a_command_has_no_formula_and_no_error_that_proves_nothing() -> None:
     state = scene.folded(command_scene.CONFIG, command_scene.found())
     view = ledger_view(state)
-    assert view.error_title == "traced error"
-    assert "– formula: no formula for a command" in view.notes
-    assert verdict_view(state).details[0].endswith("predicted: with 10% free traced 35; with none free traced 39–40")
+    assert view.error_title == ""
+    assert not any("formula" in note for note in view.notes)
+    assert verdict_view(state).details[0] == "2 trials, 1 out of memory"
     assert "formula" not in dict(strategy_lines(state))
 
 
@@ -185,9 +185,9 @@ async def test_the_output_can_have_the_whole_screen() -> None:
 async def test_the_command_with_the_safe_size_can_be_copied() -> None:
     words = ("python", "train.py", "--name", "my run", "--batch", "{batch}", "--micro-batches", "{accumulation}")
     config = replace(command_scene.CONFIG, workload=WorkloadOptions(command=words).spec(), target_batch=100)
-    assert command_found(scene.folded(config, command_scene.running())) == ""
+    assert command_found(config, scene.folded(config, command_scene.running()).verdict) == ""
     found = scene.folded(config, command_scene.found())
-    assert command_found(found) == "python train.py --name 'my run' --batch 39 --micro-batches 3"
+    assert command_found(config, found.verdict) == "python train.py --name 'my run' --batch 39 --micro-batches 3"
     async with command_scene.app(scene.scripted(command_scene.running())).run_test(size=SIZES["120x40"]) as pilot:
         await until(pilot, lambda: screen_of(pilot).state.running is not None)
         assert "copy" not in keys(pilot)
@@ -286,7 +286,7 @@ async def test_help_has_the_keys_of_the_output() -> None:
         assert isinstance(pilot.app.screen, HelpScreen)
         text = "\n".join(str(static.render()) for static in pilot.app.screen.query(Static))
         assert "the command's output, or the log of trials" in text
-        assert "none for a command" in text
+        assert "Formula" not in text
 
 
 def test_a_command_runs(snap_compare: Compare) -> None:

@@ -39,7 +39,7 @@ async def test_peak_categories_and_lines_at_once(tmp_path: Path, size: tuple[int
         await _drawn(pilot, app)
         shown = _text(app)
     assert "snapshot.pickle · cuda:0" in shown
-    assert "peak 100.0 MiB allocated, 0.12 GiB reserved" in shown
+    assert "▲ Peak 100.0 MiB allocated, most of it model (" in shown
     for line in ("model           ", "ada/model.py:12 forward", "▲ peak", "8 events"):
         assert line in shown
 
@@ -67,13 +67,24 @@ async def test_a_stack_opens_with_all_its_frames(tmp_path: Path) -> None:
         await until(pilot, lambda: "in use in 1 blocks" in _text(app))
 
 
+@pytest.mark.parametrize("size", [(60, 18), (80, 24)])
+async def test_the_headline_is_whole_on_narrow_terminals(tmp_path: Path, size: tuple[int, int]) -> None:
+    app = snapshot_app(tmp_path, files.fragmented())
+    async with app.run_test(size=size) as pilot:
+        await _drawn(pilot, app)
+        verdict = app.main_screen("snapshot").query_one("#verdict", RowList)
+        assert " ".join(_rows(app, "verdict").split()).endswith("enough, but not in one piece")
+        assert verdict.size.height == len(verdict.rows)
+        assert all(len(row.text) <= size[0] for row in verdict.rows)
+
+
 async def test_out_of_memory_comes_first(tmp_path: Path) -> None:
     app = snapshot_app(tmp_path, files.fragmented())
     async with app.run_test(size=(120, 40)) as pilot:
         await _drawn(pilot, app)
         await until(pilot, lambda: "what keeps the largest free pieces" in _text(app))
         shown = _text(app)
-        assert "out of memory: 0.15 GiB wanted, 0.40 GiB free in all" in shown
+        assert "✗ Out of memory: 0.15 GiB wanted, 0.40 GiB free in all" in shown
         assert "8 pieces, the largest of 45.0 MiB" in shown
         assert "✗" in _rows(app, "course")
 

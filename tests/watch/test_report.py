@@ -150,7 +150,8 @@ def test_who_has_ended(tmp_path: Path) -> None:
 
 def test_a_look_by_source_line(process: ProbedProcess, look: LookAnswer) -> None:
     lines = look_lines(process, look)
-    assert lines[0].endswith("step 12, 0.500 s with the recording (allocator history)")
+    assert lines[0] == "cuda:0: peak 4.00 GiB allocated, most of it activations (3.00 GiB)"
+    assert lines[1].endswith("step 12, 0.500 s with the recording (allocator history)")
     assert "cuda:0: peak 4.00 GiB at 0.200 s" in lines
     assert "      3.00 GiB  75.0%  activations" in lines
     listed = lines[lines.index("by source") + 1 :]

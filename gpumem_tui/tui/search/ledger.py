@@ -14,7 +14,7 @@ from gpumem_tui.search.assumed import assumed_line, workspace_lines
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.report import parts_lines, peak_line
 from gpumem_tui.search.runner import TrialFinished
-from gpumem_tui.search.words import caveat, compared, highest_line, range_line, shortfall
+from gpumem_tui.search.words import compared, highest_line, proves_something, range_line, shortfall
 from gpumem_tui.tui.search.state import SearchState
 
 PEAK = "= allocated peak"
@@ -48,6 +48,11 @@ class LedgerLine:
     error_share: float | None
 
     @property
+    def values(self) -> tuple[Value, Value, Value]:
+        """The figures, a column each."""
+        return self.formula, self.traced, self.tried
+
+    @property
     def is_sum(self) -> bool:
         """The row adds up the ones above it."""
         return self.title.startswith("=")
@@ -59,7 +64,8 @@ class LedgerView:
 
     Attributes:
         trial: the number of the trial in the third column, None before there is one.
-        tried_title: the third column's heading. `error_title`: the last one's, which names the compared prediction.
+        tried_title: the third column's heading. `error_title`: the last one's, which names the compared prediction;
+            empty where how far it is off would prove nothing.
         captions: of a trial that did not fit: what was missing, and what the columns mean then.
         notes: when the peak is, what else is to be known of the figures, why a dash is where it does, all that a
             trial that did not fit said.
@@ -99,17 +105,17 @@ def ledger_view(state: SearchState) -> LedgerView:
         )
     tried_title = state.config.device.measured_title
     said = [f"trial {shown.number} said: {shown.result.detail}"] if shown is not None and shown.result.detail else []
-    headed = (("formula", formula), ("traced", traced), (tried_title.lower(), tried))
-    doubt = caveat(state.config, state.traced) if shown is not None else ""
+    headed: tuple[tuple[str, Column], ...] = (("formula", formula), ("traced", traced), (tried_title.lower(), tried))
+    if state.config.workload.shape is None:
+        headed = headed[1:]  # there is no closed form to wait for
     return LedgerView(
         batch_size=batch_size,
         trial=shown.number if shown is not None else None,
         tried_title=tried_title,
-        error_title=f"{against} error",
+        error_title=f"{against} error" if proves_something(state.config, state.traced) else "",
         captions=_captions(state, shown),
         rows=tuple(rows),
         notes=(
-            *filter(None, (doubt,)),
             *_moment(state, batch_size),
             *_noted(state, shown, batch_size),
             *_reasons(headed),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -197,16 +197,6 @@ def verdict_view(state: SearchState, notice: str = "", *, short: bool = False) -
     return _ended(state, state.verdict)
 
 
-def command_found(state: SearchState) -> str:
-    """Return the user's command with the safe batch size found, as it is typed; empty without one of them."""
-    workload, verdict = state.config.workload, state.verdict
-    if workload.command is None or workload.hugging_face is not None or verdict is None or not verdict.safe_batch_size:
-        return ""
-    size = verdict.safe_batch_size
-    passes = workload.command.accumulation(size, state.config.target_batch, workload.recipe.pass_micro_batches)
-    return workload.command.text_at(size, passes)
-
-
 def _tracing(state: SearchState) -> str:
     workload = state.config.workload
     if workload.command is None:
@@ -238,17 +228,16 @@ def _running(state: SearchState) -> VerdictView:
     failing = [trial.result.batch_size for trial in state.trials if trial.result.outcome != "fit"]
     if not state.trials:
         of_one = " of one GPU" if state.config.workload.recipe.gpus > 1 else ""
-        predicted = f"predicted largest batch{of_one}: {_predictions(state)}"
+        predicted = f"predicted largest batch{of_one}: {_predicted(state)}"
         return VerdictView("SEARCHING", "busy", predicted, details=_gap(state))
     fits = f"batch {max(fitting):,} fits" if fitting else "none fits yet"
     fails = f", {min(failing):,} does not" if failing else ""
-    return VerdictView("SEARCHING", "busy", f"{fits}{fails}; predicted: {_predictions(state)}", details=_gap(state))
+    return VerdictView("SEARCHING", "busy", f"{fits}{fails}; predicted {_predicted(state)}", details=_gap(state))
 
 
 def _ended(state: SearchState, verdict: Verdict) -> VerdictView:
     message = _sentence(verdict.message)
     trials = f"{verdict.trials} trial{'' if verdict.trials == 1 else 's'}, {verdict.ooms} out of memory"
-    summary = f"{trials} · predicted: {_predictions(state)}"
     steps = wanted_accumulation(state.config, verdict.safe_batch_size)
     reach = "" if steps is None else _sentence(accumulation_line(state.config.workload, steps))
     larger = "" if verdict.remedy is None else _sentence(verdict.remedy.larger_line)
@@ -265,10 +254,10 @@ def _ended(state: SearchState, verdict: Verdict) -> VerdictView:
         room = "" if verdict.with_headroom is None else _sentence(headroom_line(verdict.with_headroom))
         tone: Tone = "good" if verdict.verified and verdict.safe_batch_size else "warning"
         missing = not_reached_line(state.traced) if isinstance(state.traced, Traced) else ""
-        details = (*filter(None, (_sentence(missing),)), summary, *_gap(state))
+        details = (*filter(None, (_sentence(missing),)), trials, *_gap(state))
         return VerdictView(badge, tone, message, reach=reach, room=room, larger=larger, details=details)
     if verdict.outcome == "cancelled":
-        return VerdictView("CANCELLED", "warning", message, reach, details=(f"{summary} · s starts over",))
+        return VerdictView("CANCELLED", "warning", message, reach, details=(f"{trials} · s starts over",))
     return VerdictView("FAILED", "bad", message, reach, details=(f"{trials} · {_AGAIN}",))
 
 
@@ -293,16 +282,12 @@ def _sentence(line: str) -> str:
     return line[:1].upper() + line[1:]
 
 
-def _predictions(state: SearchState) -> str:
-    """Return both largest batches with the same headroom, and the traced one up to out of memory."""
-    traced, formula, roomy = state.traced, state.formula.max_batch_size, state.with_headroom
-    whole = ABSENT
-    if isinstance(traced, Traced):
-        whole = largest_words(traced.max_batch_size, traced.may_fit_batch_size) or ABSENT
-    by_formula = "" if state.config.workload.shape is None else f"formula {largest_words(formula, formula) or ABSENT}, "
-    if not state.config.headroom or isinstance(roomy, Unknown):
-        return f"{by_formula}traced {whole}"
-    return f"with {state.config.headroom:.0%} free {by_formula}traced {roomy:,}; with none free traced {whole}"
+def _predicted(state: SearchState) -> str:
+    """Return the largest batch that is predicted to fit, by trace where there is one."""
+    traced, formula = state.traced, state.formula.max_batch_size
+    if isinstance(traced, Traced) and (largest := largest_words(traced.max_batch_size, traced.may_fit_batch_size)):
+        return largest
+    return ABSENT if isinstance(formula, Unknown) else f"≈{formula:,} by formula"
 
 
 _KEY_WIDTH = 10
@@ -400,21 +385,34 @@ def _pair(pair: tuple[str, str]) -> Row:
 
 
 def _table(view: LedgerView) -> list[Row]:
-    heads = ("Formula", "Traced", view.tried_title)
-    head = f"{'GiB':<{_TITLE_WIDTH}}" + "".join(f"{h:>{w}}" for h, w in zip(heads, _WIDTHS, strict=True))
+    """Return the table with the columns that have a figure; without any, the reasons alone."""
+    heads = enumerate(zip(("Formula", "Traced", view.tried_title), _WIDTHS, strict=True))
+    columns = {at: head for at, head in heads if any(_is_known(row.values[at]) for row in view.rows)}
+    has_error = bool(view.error_title) and any(_is_known(row.error) for row in view.rows)
     lines: list[Row] = [[(caption, "$warning")] for caption in view.captions]
-    lines.append([(f"{head}{view.error_title:>{_ERROR_WIDTH + _SHARE_WIDTH}}", f"bold {MUTED}")])
-    lines += [_row(row) for row in view.rows]
+    if columns:
+        head = f"{'GiB':<{_TITLE_WIDTH}}" + "".join(f"{title:>{width}}" for title, width in columns.values())
+        error = f"{view.error_title:>{_ERROR_WIDTH + _SHARE_WIDTH}}" if has_error else ""
+        lines.append([(f"{head}{error}", f"bold {MUTED}")])
+        lines += [_row(row, columns, has_error=has_error) for row in view.rows]
     lines += [[(note, MUTED)] for note in view.notes]
     return lines
 
 
-def _row(row: LedgerLine) -> Row:
+def _is_known(value: Value) -> bool:
+    return not isinstance(value, Unknown)
+
+
+def _row(row: LedgerLine, columns: Iterable[int], *, has_error: bool) -> Row:
     weight = "bold" if row.is_sum else ""
     spans: Row = [(f"{row.title:<{_TITLE_WIDTH}}", weight)]
-    for value, width in zip((row.formula, row.traced, row.tried), _WIDTHS, strict=True):
+    for index in columns:
+        value = row.values[index]
         beyond = isinstance(value, int) and value < 0
-        spans.append((f"{compact_bytes(value):>{width}}", "bold $error" if beyond else _style(value, weight)))
+        figure = f"{compact_bytes(value):>{_WIDTHS[index]}}"
+        spans.append((figure, "bold $error" if beyond else _style(value, weight)))
+    if not has_error:
+        return spans
     spans.append((f"{signed(row.error):>{_ERROR_WIDTH}}", _style(row.error, weight)))
     share = "" if isinstance(row.error, Unknown) else percent(row.error_share)
     spans.append((f"{share:>{_SHARE_WIDTH}}", MUTED))
@@ -455,15 +453,18 @@ def search_help(tried_title: str, *, is_command: bool = False) -> list[Row]:
         is_command: a command is searched: there is no closed form of it.
     """
     simulated = tried_title == "Simulated"
-    formula = "the textbook's closed form; knows no cache and no context" if not is_command else "none for a command"
     step = "the command's step" if is_command else "a real step"
     ran = "the traced step run once more" if simulated else "the step on this GPU"
     compared = "formula" if simulated and not is_command else "traced"
     columns = (
-        ("Formula", formula),
+        *(() if is_command else [("Formula", "the textbook's closed form; knows no cache and no context")]),
         ("Traced", f"{step} recorded without a GPU, replayed at any size"),
         (tried_title, f"{ran}, in a process of its own"),
-        ("error", f"{compared} − {tried_title.lower()}, in bytes and of the trial's figure"),
+        *(
+            []
+            if simulated and is_command
+            else [("error", f"{compared} − {tried_title.lower()}, in bytes and of the trial's figure")]
+        ),
     )
     marks = (
         (FIT_MARK, "a trial that fits, at the memory the device then held"),

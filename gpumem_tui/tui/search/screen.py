@@ -20,6 +20,7 @@ from gpumem_tui.run.events import Output
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.search.prediction import Prediction
+from gpumem_tui.search.report import command_found
 from gpumem_tui.search.runner import SearchEvent, TrialProgress, search
 from gpumem_tui.tui.kit.dialogs import copy_to_clipboard
 from gpumem_tui.tui.kit.figures import Row
@@ -36,7 +37,6 @@ from gpumem_tui.tui.search.panels import (
     VerdictPanel,
     WorkloadLine,
     WorkloadPanel,
-    command_found,
     header_row,
     search_help,
 )
@@ -197,7 +197,7 @@ class SearchScreen(SteeredScreen):
             case "switch":
                 return self.has_class("-narrow") and not self.has_class("-high") and not self.has_class("-large")
             case "copy":
-                return bool(command_found(state))
+                return bool(command_found(state.config, state.verdict))
             case "log":
                 shared = not self.has_class("-wide") and not self.has_class("-large")
                 return self._is_command and shared and self.has_class("-output") is not parameters[0]
@@ -254,7 +254,7 @@ class SearchScreen(SteeredScreen):
 
     def action_copy(self) -> None:
         """Copy the command with the largest batch size to the clipboard."""
-        copy_to_clipboard(self, command_found(self._state))
+        copy_to_clipboard(self, command_found(self._state.config, self._state.verdict))
 
     def has_key(self, action: str, parameters: tuple[object, ...]) -> bool:
         """Return whether an action can be done here: only a command has output."""

@@ -13,7 +13,7 @@ from textual.widgets import DataTable
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.search.report import OUTCOME_WORDS
 from gpumem_tui.search.runner import TrialFinished
-from gpumem_tui.search.words import compared, peak_error, shortfall
+from gpumem_tui.search.words import compared, peak_error, proves_something, shortfall
 from gpumem_tui.tui.kit.figures import ABSENT, percent, signed
 from gpumem_tui.tui.kit.glyphs import OUTCOME_SYMBOLS
 from gpumem_tui.tui.search.state import SearchState
@@ -31,6 +31,7 @@ class _Column:
 
 _OFF = "off by"
 """By how much the compared prediction is off; headed by its name."""
+_ERROR = "error"
 _COLUMNS = (
     _Column("#", 3),
     _Column("batch", 8),
@@ -39,7 +40,7 @@ _COLUMNS = (
     _Column("reserved", 11, needs=76),
     _Column("device", 11),
     _Column(_OFF, 9, needs=76),
-    _Column("error", 8, needs=90),
+    _Column(_ERROR, 8, needs=90),
     _Column("secs", 6),
 )
 _SAID = "  what it said"
@@ -100,7 +101,7 @@ class TrialLog(DataTable[Text]):
         width = self.scrollable_content_region.width
         if not width:
             return
-        shape = _fitting(width)
+        shape = _fitting(width, has_error=proves_something(state.config, state.traced))
         against = compared(state.config, state.traced)
         if (shape, against) != (self._shape, self._against):
             self._shape, self._against = shape, against
@@ -123,8 +124,8 @@ class TrialLog(DataTable[Text]):
             self.post_message(self.Chosen(int(event.row_key.value)))
 
 
-def _fitting(width: int) -> tuple[_Column, ...]:
-    columns = tuple(column for column in _COLUMNS if column.needs <= width)
+def _fitting(width: int, *, has_error: bool) -> tuple[_Column, ...]:
+    columns = tuple(one for one in _COLUMNS if one.needs <= width and (has_error or one.title not in (_OFF, _ERROR)))
     left = width - sum(column.width for column in columns)
     return (*columns, _Column(_SAID, left, justify="left")) if width >= _SAID_NEEDS else columns
 
@@ -142,7 +143,7 @@ def _texts(state: SearchState, trial: TrialFinished) -> dict[str, str]:
         "reserved": _figure(result.peak_reserved_bytes),
         "device": _figure(result.device_used_bytes),
         _OFF: signed(error),
-        "error": percent(share) if share is not None else "",
+        _ERROR: percent(share) if share is not None else "",
         "secs": f"{result.seconds:.1f}",
         _SAID: f"  {shortfall(result, state.config.limit_bytes)}",
     }

@@ -17,7 +17,7 @@ from gpumem_tui.memory import Bucket, format_bytes, format_count
 from gpumem_tui.snapshots.analysis import Analysis, Part, Point
 from gpumem_tui.snapshots.fragmentation import FailedRequest, Pin
 from gpumem_tui.snapshots.model import MemorySnapshot, Segment
-from gpumem_tui.snapshots.report import segment_cells
+from gpumem_tui.snapshots.report import answer_words, segment_cells
 from gpumem_tui.tui.kit.chart import LABEL_WIDTH, Band, Stack, area_rows, by_column, ends_row, stacked
 from gpumem_tui.tui.kit.dialogs import TextScreen
 from gpumem_tui.tui.kit.figures import (
@@ -70,17 +70,11 @@ def header_row(snapshot: MemorySnapshot, analysis: Analysis, time: str, width: i
     return row(*header_line((snapshot.name, "bold"), [(fact, "") for fact in facts], right, width))
 
 
-def verdict_row(analysis: Analysis, width: int) -> ListRow:
-    """Return the peak, or the request that failed."""
-    if analysis.ooms:
-        said = analysis.ooms[-1].explanation[0]
-        return row(("✗ ", "$text-error"), (fit(f"out of memory: {said}", width - 2), "bold"))
-    said = (
-        f"peak {format_bytes(analysis.peak_allocated_bytes)} allocated, "
-        f"{format_bytes(analysis.peak_reserved_bytes)} reserved; when written "
-        f"{format_bytes(analysis.end_allocated_bytes)} and {format_bytes(analysis.end_reserved_bytes)}"
-    )
-    return row(("▲ ", "$warning"), (fit(said, width - 2), "bold"))
+def verdict_rows(analysis: Analysis, width: int) -> list[ListRow]:
+    """Return the peak, or why a request failed, in as many lines as that takes."""
+    mark, style = ("✗ ", "$text-error") if analysis.ooms else ("▲ ", "$warning")
+    lines = paragraph(answer_words(analysis), width, "bold", indent=2)
+    return [row((mark, style), (lines[0].text[2:], "bold")), *lines[1:]]
 
 
 # Memory over the events
@@ -333,6 +327,7 @@ class SnapshotScreen(MainScreen):
     def laid_out(self, size: Size) -> None:
         """Draw for another size of the terminal."""
         self.set_class(size.height >= _TALL, "-tall")
+        self._draw_verdict()
         self.call_after_refresh(self._draw)
 
     # Keys
@@ -358,7 +353,8 @@ class SnapshotScreen(MainScreen):
         self._at = (self._at + 1) % len(self._analyses)
         for name in _IDS.values():
             self.query_one(f"#{name}", RowList).begin()
-        self._draw()
+        self._draw_verdict()
+        self.call_after_refresh(self._draw)
 
     @on(RowList.Chosen)
     def _open(self, message: RowList.Chosen) -> None:
@@ -378,11 +374,17 @@ class SnapshotScreen(MainScreen):
         analysis, now = self.analysis, f"{self._clock():%H:%M}"
         self._show("header", lambda width, _: [header_row(self._snapshot, analysis, now, width)])
 
+    def _draw_verdict(self) -> None:
+        """Give the verdict the lines that it takes."""
+        panel = self.query_one("#verdict", RowList)
+        rows = verdict_rows(self.analysis, self.size.width)
+        panel.styles.height = len(rows)
+        panel.show(lambda width, _: verdict_rows(self.analysis, width))
+
     def _draw(self) -> None:
         self._draw_header()
         analysis, total = self.analysis, self.analysis.peak_allocated_bytes
         height = self.query_one("#course").size.height
-        self._show("verdict", lambda width, _: [verdict_row(analysis, width)])
         self._show("course", lambda width, _: course_rows(analysis, width, height))
         self._show("categories", lambda width, _: category_rows(analysis, width))
         self._show("lines", lambda width, _: part_rows(analysis.by_line, total, width, "source line"))
