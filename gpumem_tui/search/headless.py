@@ -151,18 +151,6 @@ def unusable_words(config: SearchConfig, error: Unusable) -> str:
     return f"{error}; by formula the largest batch is {largest:,}: `gpumem-tui predict` and `plan` answer without torch"
 
 
-def _verdict_lines(config: SearchConfig, verdict: Verdict, change: str) -> Iterator[str]:
-    """Yield how a search has ended: what fits with room left, or what to change; then the command to run."""
-    line = f"{verdict.message[:1].upper()}{verdict.message[1:]}"
-    if verdict.with_headroom is not None:
-        line += f"; {report.headroom_line(verdict.with_headroom)}"
-    if verdict.remedy is not None:
-        line += f"; {verdict.remedy.larger_line}"
-    yield f"{line}. To change: {change}." if change else f"{line}."
-    if command := report.command_found(config, verdict):
-        yield f"To run: {command}"
-
-
 _BETWEEN_LINES_S = 10.0
 
 
@@ -255,7 +243,7 @@ class _Printer:
         change, advice = self._advise(config) if verdict.outcome == "nothing_fits" else ("", [])
         largest = self._results.get(verdict.max_batch_size)
         if self._held is not None:
-            self._held[:0] = _verdict_lines(config, verdict, change)
+            self._held[:0] = report.verdict_lines(config, verdict, change)
         self.release()
         self._output.show(
             body=lambda: ResultLine.of(config, verdict, prediction, advice),

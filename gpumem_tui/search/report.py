@@ -430,6 +430,18 @@ def result_lines(
         yield accumulation_line(config.workload, steps)
 
 
+def verdict_lines(config: SearchConfig, verdict: Verdict, change: str = "") -> Iterator[str]:
+    """Yield how a search has ended: what fits with room left, or what to change; then the command to run."""
+    line = f"{verdict.message[:1].upper()}{verdict.message[1:]}"
+    if verdict.with_headroom is not None:
+        line += f"; {headroom_line(verdict.with_headroom)}"
+    if verdict.remedy is not None:
+        line += f"; {verdict.remedy.larger_line}"
+    yield f"{line}. To change: {change}." if change else f"{line}."
+    if command := command_found(config, verdict):
+        yield f"To run: {command}"
+
+
 def command_found(config: SearchConfig, verdict: Verdict | None) -> str:
     """Return the user's command with the safe batch size, as it is typed; empty without one of them."""
     workload, size = config.workload, 0 if verdict is None else verdict.safe_batch_size

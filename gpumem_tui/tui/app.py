@@ -7,7 +7,7 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -144,6 +144,11 @@ class GpuMemApp(ActingApp[int]):
         if name not in self._made:
             self._made[name] = self._makers[name]()
         return self._made[name]
+
+    def parting_lines(self) -> Iterator[str]:
+        """Yield what its screens leave in the terminal."""
+        for screen in self._made.values():
+            yield from screen.parting_lines()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Offer to show only the screens that there are, and not from within a dialogue."""
@@ -364,7 +369,9 @@ class GpuMemApp(ActingApp[int]):
 
 
 def run_app(app: GpuMemApp) -> int:
-    """Run the program in this process's terminal and return the process exit code."""
+    """Run the program in this process's terminal and return the process exit code; answers stay in the terminal."""
     code = app.run()
     app.left.set()
+    for line in app.parting_lines():
+        print(line)
     return code if code is not None else app.return_code or 0

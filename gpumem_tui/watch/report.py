@@ -343,7 +343,7 @@ _LACKING = {"kept": "account of what steps keep"}
 
 def look_lines(process: ProbedProcess, look: LookAnswer, by: By = "source") -> list[str]:
     """Return a deep look: what each device's peak is mostly, by bucket, by module or source line, and over the step."""
-    lines = [_peak_words(device) for device in look.devices]
+    lines = peaks(look)
     lines += [f"{process.title}: step {look.step:,}, {look.step_s:.3f} s with the recording ({look.method or 'none'})"]
     for device in look.devices:
         peak = f"peak {format_bytes(device.peak_bytes)} at {device.peak_s:.3f} s"
@@ -358,11 +358,14 @@ def look_lines(process: ProbedProcess, look: LookAnswer, by: By = "source") -> l
     return [printable(line) for line in lines]
 
 
-def _peak_words(device: LookedDevice) -> str:
-    """Return a device's peak, and what holds most of it."""
-    most = max(ALLOCATED_BUCKETS, key=lambda bucket: device.breakdown[bucket])
-    held = f"most of it {most.title} ({format_bytes(device.breakdown[most])})"
-    return f"{device_name(device.device)}: peak {format_bytes(device.peak_bytes)} allocated, {held}"
+def peaks(look: LookAnswer) -> list[str]:
+    """Return each device's peak in a look, and what holds most of it."""
+    lines = []
+    for device in look.devices:
+        most = max(ALLOCATED_BUCKETS, key=lambda bucket: device.breakdown[bucket])
+        held = f"most of it {most.title} ({format_bytes(device.breakdown[most])})"
+        lines.append(f"{device_name(device.device)}: peak {format_bytes(device.peak_bytes)} allocated, {held}")
+    return lines
 
 
 def _limit(process: ProbedProcess, device: LookedDevice) -> str:

@@ -17,12 +17,13 @@ from tests.terminal.terminal import terminal
 def test_from_the_file_to_the_screen_and_out(tmp_path: Path, columns: int, lines: int) -> None:
     path = written(tmp_path, files.fragmented())
     with terminal("look", str(path), columns=columns, lines=lines) as screen:
-        screen.wait_for("out of memory: 0.15 GiB wanted", "Categories", "not in one piece")
+        screen.wait_for("Out of memory: 0.15 GiB wanted", "Categories", "not in one piece")
         screen.press("m")
         screen.wait_for("Segments when it was written", "free between blocks")
         screen.press("l")
         screen.wait_for("ada/model.py:12")
         screen.press("q")
+        screen.wait_for(f"{path.name}: Out of memory: 0.15 GiB wanted")
         assert screen.exit_code() == 0
 
 

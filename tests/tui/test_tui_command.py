@@ -196,6 +196,9 @@ async def test_the_command_with_the_safe_size_can_be_copied() -> None:
         await until(pilot, lambda: "copy" in keys(pilot))
         await pilot.press("y")
         assert pilot.app.clipboard == "python3 train.py --batch-size 39"
+        left = list(screen_of(pilot).parting_lines())
+        assert left[0] == "Safe batch 39; batch 40 ran, 41 was out of memory."
+        assert left[1:] == ["To run: python3 train.py --batch-size 39"]
 
 
 async def test_other_workloads_have_no_such_pane() -> None:

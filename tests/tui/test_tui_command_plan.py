@@ -42,7 +42,9 @@ async def test_ledger_verdict_and_what_ifs_at_once(size: tuple[int, int]) -> Non
     app = command_app(runs)
     async with app.run_test(size=size) as pilot:
         await _finished(pilot, app)
-        shown = _text(app)
+        shown, (verdict, again) = _text(app), plan_screen(app).parting_lines()
+    assert verdict.startswith("Batch 8 fits on NVIDIA A100 80 GB: ")
+    assert again.startswith("This plan again: gpumem-tui plan ")
     assert runs.made == ["as it is", "checkpointing", "sgd", "fused"]
     assert "✓ fits · 62.30 GiB left" in shown
     assert "batch 8" in shown

@@ -49,6 +49,9 @@ async def test_arrows_choose_and_change_and_the_numbers_follow() -> None:
         await choose(pilot, "batch_size")
         await pilot.press("right", "right")
         assert plan_now(pilot).batch_size == 10
+        verdict, again = plan_scene.plan_screen(pilot.app).parting_lines()
+        assert verdict.startswith("Batch 10 fits on NVIDIA A100 80 GB: ")
+        assert again.startswith("This plan again: gpumem-tui plan --model gpt2 --batch-size 10 ")
         await pilot.press("shift+right")
         assert plan_now(pilot).batch_size == 16
         await pilot.press("shift+left", "left")

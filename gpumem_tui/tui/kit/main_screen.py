@@ -191,6 +191,10 @@ class MainScreen(SizedScreen):
         """Yield what the screen shows, from top to bottom."""
         return ()
 
+    def parting_lines(self) -> Iterable[str]:
+        """Return what stays in the terminal when the program is left: the screen's answer, where it has one."""
+        return ()
+
     def interrupt(self) -> bool:
         """Answer Ctrl-C: return whether the screen has seen to it; else the program ends."""
         return False

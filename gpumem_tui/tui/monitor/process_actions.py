@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,11 @@ class ProcessActions(TableScreen[MonitorState]):
         self._state = MonitorState()
         self._chosen: tuple[MonitorState, Entry | None] = self._state, None
         self._details: DetailsScreen | None = None
+        self._looked: Sequence[str] = ()
+
+    def parting_lines(self) -> Iterable[str]:
+        """Return the peaks of the last look into a process."""
+        return self._looked
 
     @property
     def chosen(self) -> Entry | None:
@@ -215,6 +221,7 @@ class ProcessActions(TableScreen[MonitorState]):
     async def _look_into(self, process: ProbedProcess) -> None:
         from gpumem_tui.tui.kit.dialogs import WaitingScreen
         from gpumem_tui.tui.monitor.reports import until_complete
+        from gpumem_tui.watch.report import peaks
         from gpumem_tui.watch.requests import NoAnswer, await_look, request_look
 
         left_off = threading.Event()
@@ -238,6 +245,7 @@ class ProcessActions(TableScreen[MonitorState]):
             return
         if not left_off.is_set():
             waiting.dismiss(None)
+            self._looked = [f"{process.title}: {words}" for words in peaks(look)]
             self.open_report(until_complete(process, look))
 
     # Attaching to it

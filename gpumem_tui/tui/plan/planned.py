@@ -22,6 +22,7 @@ from gpumem_tui.plan.command import CommandPlan, Runs, Watch, largest_of_command
 from gpumem_tui.plan.command_state import CommandPlanState
 from gpumem_tui.plan.export import command_line
 from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.recommended import command_answer, fits_answer
 from gpumem_tui.plan.state import PlanState
 from gpumem_tui.plan.tracing import BackgroundTracer, Pending, TraceFailed, TraceReady, TraceState
 from gpumem_tui.run.children import ChildDied
@@ -62,6 +63,10 @@ class Planned(Protocol):
     @property
     def line(self) -> str | Unknown:
         """The command line that opens this plan again, or why it is missing."""
+
+    @property
+    def verdict(self) -> str:
+        """Whether it fits, as far as that is known; empty before anything is."""
 
     def begin(self) -> None:
         """Begin what runs behind the screen."""
@@ -137,6 +142,12 @@ class ModelPlanned:
     def line(self) -> str | Unknown:
         """The command line that opens this plan again, or why it is missing."""
         return command_line(self.plan)
+
+    @property
+    def verdict(self) -> str:
+        """Whether it fits, by trace where there is one."""
+        traced = self.trace.answer if isinstance(self.trace, TraceReady) else Unknown("not traced so far")
+        return f"{fits_answer(self._answer, traced)[0]}."
 
     def begin(self) -> None:
         """Ask for the trace of the plan."""
@@ -250,6 +261,12 @@ class CommandPlanned:
     def line(self) -> str | Unknown:
         """The command line that opens this plan again, or why it is missing."""
         return self._line(self.state.gpu)
+
+    @property
+    def verdict(self) -> str:
+        """Whether it fits, and what to change; empty before its trace."""
+        plan, found = self.state.plan, self.state.answer
+        return "" if plan is None or found is None else command_answer(plan, found)
 
     def begin(self) -> None:
         """Trace the command as it is, there is nothing to see before; then run what is to be run."""

@@ -136,6 +136,13 @@ class PlanScreen(MainScreen):
         """A model's plan, which has controls and a closed form; None for a command."""
         return self._planned if isinstance(self._planned, ModelPlanned) else None
 
+    def parting_lines(self) -> Iterable[str]:
+        """Return whether it fits, and the command line that opens the plan again."""
+        if verdict := self._planned.verdict:
+            yield verdict
+            if isinstance(line := self._planned.line, str):
+                yield f"This plan again: {line}"
+
     @property
     def settled(self) -> bool:
         """Nothing is being worked out any more."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from functools import partial
 from typing import ClassVar
@@ -20,7 +20,7 @@ from gpumem_tui.run.events import Output
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.search.prediction import Prediction
-from gpumem_tui.search.report import command_found
+from gpumem_tui.search.report import command_found, verdict_lines
 from gpumem_tui.search.runner import SearchEvent, TrialProgress, search
 from gpumem_tui.tui.kit.dialogs import copy_to_clipboard
 from gpumem_tui.tui.kit.figures import Row
@@ -114,6 +114,13 @@ class SearchScreen(SteeredScreen):
     def state(self) -> SearchState:
         """The state of the search."""
         return self._state
+
+    def parting_lines(self) -> Iterable[str]:
+        """Return the verdict, and the command to run."""
+        state = self._state
+        if state.failure is not None:
+            return (state.failure.message,)
+        return () if state.verdict is None else verdict_lines(state.config, state.verdict)
 
     @property
     def settled(self) -> bool:

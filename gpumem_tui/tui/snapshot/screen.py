@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from itertools import accumulate
 from typing import ClassVar
@@ -329,6 +329,10 @@ class SnapshotScreen(MainScreen):
         self.set_class(size.height >= _TALL, "-tall")
         self._draw_verdict()
         self.call_after_refresh(self._draw)
+
+    def parting_lines(self) -> Iterable[str]:
+        """Return the answer for the device that is shown."""
+        return (f"{self._snapshot.name}: {answer_words(self.analysis)}",)
 
     # Keys
 
