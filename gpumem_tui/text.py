@@ -111,6 +111,19 @@ def _shown(line: bytes) -> str:
     return printable(_ESCAPES.sub("", written[-1].expandtabs())).rstrip() if written else ""
 
 
+_BAR = re.compile(r"\d%\s*\||\d+/(?:\d+|\?) ?\[|[━╸╺█▉▊▋▌▍▎▏]{3}|\[[=#]+[>.\s#=-]*\]|\b(?:it|step|batch|s)/(?:s|it)\b")
+"""tqdm's, rich's and Lightning's, Keras' and others' bars, and their rates."""
+
+
+def is_progress_bar(line: str) -> bool:
+    """Return whether a line is a state of a progress bar.
+
+    >>> is_progress_bar("  2%|▏         | 1/50 [00:00<00:10,  4.63it/s]"), is_progress_bar("step 1 of 50: loss 0.5")
+    (True, False)
+    """
+    return bool(_BAR.search(line))
+
+
 def flush_output() -> None:
     """Write out what the program has printed, before the process ends without taking itself apart."""
     for stream in (sys.stdout, sys.stderr):

@@ -14,6 +14,7 @@ from gpumem_tui.plan.command import CommandPlan
 from gpumem_tui.run.events import Sample
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.words import how_far
+from gpumem_tui.text import is_progress_bar
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,12 @@ def went_on(state: CommandPlanState, step: Planning) -> CommandPlanState:
 
 
 def printing(state: CommandPlanState, text: str) -> CommandPlanState:
-    """Take a line that the running command has printed; what trains a model of transformers has nothing to say."""
-    return state if state.config.workload.hugging_face is not None else replace(state, printed=text)
+    """Take a line that the running command has printed, but for its progress bar.
+
+    What trains a model of transformers has nothing to say.
+    """
+    is_ours = state.config.workload.hugging_face is not None or is_progress_bar(text)
+    return state if is_ours else replace(state, printed=text)
 
 
 def reaching(state: CommandPlanState, sample: Sample) -> CommandPlanState:

@@ -38,6 +38,7 @@ class ScriptedRuns:
         """The command as it is."""
         self.made.append("as it is")
         watch(Output("step 0: loss 0.000"))
+        watch(Output("  2%|▏         | 1/50 [00:00<00:10,  4.63it/s]"))
         if self.fails:
             raise Unusable(Failed("workload", self.fails))
         changes = [Combination((change(key, self.config),), self.batch_size) for key in self.changes]
@@ -52,6 +53,7 @@ class ScriptedRuns:
         (change,) = one.changes
         self.made.append(change.key)
         watch(Output("step 0: loss 0.000"))
+        watch(Output("  2%|▏         | 1/50 [00:00<00:10,  4.63it/s]"))
         watch(TraceProgress(self.batch_size, Sample(1, "forward", 1024, 2048, {})))
         while change.key in self.held and control is not None:
             control.check()

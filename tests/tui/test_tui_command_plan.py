@@ -66,7 +66,7 @@ async def test_what_runs_is_said_and_can_be_stopped_and_gone_on_with() -> None:
         await until(pilot, lambda: "checkpointed blocks   " in _rows(app))
         assert "what-if: SGD, 1 to go" in _text(app)
         await until(pilot, lambda: "step 1 forward │ step 0: loss 0.000" in _text(app))
-        await pilot.press("escape")
+        await pilot.press("x")
         await until(pilot, lambda: not state_of(app).busy)
         assert "2 what-ifs not run: r runs them" in _text(app)
         runs.held = ()
@@ -83,7 +83,7 @@ async def test_what_was_not_needed_is_run_when_asked_for(size: tuple[int, int]) 
     async with app.run_test(size=size) as pilot:
         screen = plan_screen(app)
         await until(pilot, lambda: "what-if: checkpointed blocks, 3 to go" in _text(app))
-        await pilot.press("escape")
+        await pilot.press("x")
         await until(pilot, lambda: not state_of(app).busy)
         runs.held = ("no-foreach",)
         await pilot.press("r")
@@ -94,7 +94,7 @@ async def test_what_was_not_needed_is_run_when_asked_for(size: tuple[int, int]) 
             await pilot.press("r")
             await until(pilot, lambda: "no-foreach" in runs.made)
             await until(pilot, lambda: "optimizer step by parameter: its run is under way" in _rows(app))
-            await pilot.press("escape")
+            await pilot.press("x")
             await until(pilot, lambda: not state_of(app).busy)
             runs.made.remove("no-foreach")
             assert "1 what-if not run: r runs it" in _text(app)
@@ -239,7 +239,7 @@ async def test_a_trace_that_is_ended_is_not_said_to_go_on() -> None:
     app = command_app(Held(command_config()))
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "tracing the command as it is" in _text(app))
-        await pilot.press("escape")
+        await pilot.press("x")
         await until(pilot, lambda: not state_of(app).busy)
         assert "the command as it is has not been traced" in _text(app)
         assert "r traces it" in _text(app)
@@ -283,11 +283,14 @@ async def test_what_does_not_fit_has_the_cheapest_that_does_with_the_command_to_
     assert app.clipboard == "python train.py --batch-size 32"
 
 
-async def test_escape_ends_the_runs_and_the_time_left_is_said() -> None:
+async def test_escape_ends_no_run_and_x_does() -> None:
     app = command_app(ScriptedRuns(command_config(), held=("sgd",)))
     async with app.run_test(size=(120, 40)) as pilot:
         await until(pilot, lambda: "SGD: its run is under way" in _rows(app))
         await pilot.press("escape")
+        await pilot.pause(0.1)
+        assert state_of(app).busy
+        await pilot.press("x")
         await until(pilot, lambda: not state_of(app).busy)
         assert "r runs them" in _text(app)
 

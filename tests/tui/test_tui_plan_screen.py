@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from gpumem_tui.memory import Bucket
 from gpumem_tui.options.configuration import Options, configure
 from gpumem_tui.plan.answers import answer
 from gpumem_tui.plan.combination import Techniques
+from gpumem_tui.plan.curves import curves
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.techniques import techniques
 from gpumem_tui.plan.tracing import BackgroundTracer, Pending, TraceFailed, TraceReady
@@ -246,11 +248,12 @@ async def test_a_trace_that_failed_is_tried_again() -> None:
 
 
 @pytest.mark.slow
-async def test_escape_at_the_controls_ends_the_trace_and_r_makes_it() -> None:
+async def test_escape_goes_back_to_the_controls_x_ends_the_trace_and_r_makes_it() -> None:
     async with plan_scene.app(GPT2, holds=True).run_test(size=MEDIUM) as pilot:
-        await pilot.press("t", "escape")
-        assert isinstance(plan_scene.model(pilot.app).trace, Pending), "back to the controls first"
-        await pilot.press("escape")
+        await pilot.press("t", "escape", "escape")
+        assert isinstance(plan_scene.model(pilot.app).trace, Pending)
+        assert controls(pilot).has_focus
+        await pilot.press("x")
         assert "– the trace was ended; r traces again" in text_of(pilot, "#verdict")
         await pilot.press("r")
         assert "tracing one step" in text_of(pilot, "#verdict")
@@ -314,6 +317,27 @@ async def test_a_slow_pane_never_holds_the_controls_up(monkeypatch: pytest.Monke
         go.set()
         await plan_scene.settled(pilot)
         assert "It fits as it is" in text_of(pilot, "#pane")
+
+
+async def test_a_pane_that_takes_long_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+
+    def slow(*given: Any, **named: Any) -> Any:
+        assert go.wait(30)
+        return curves(*given, **named)
+
+    monkeypatch.setattr("gpumem_tui.tui.plan.panes.curves", slow)
+    async with plan_scene.app(GPT2).run_test(size=MEDIUM) as pilot:
+        await plan_scene.settled(pilot)
+        began_s = time.monotonic()
+        await pilot.press("v")
+        await until(pilot, lambda: text_of(pilot, "#pane").startswith("working out curves … 0 s"))
+        assert time.monotonic() - began_s < 1
+        await until(pilot, lambda: "working out curves … 1 s" in text_of(pilot, "#pane"))
+        await pilot.press("b")  # which answers, once what was begun is done
+        go.set()
+        await plan_scene.settled(pilot)
+        assert "working out" not in text_of(pilot, "#pane")
 
 
 # The screen as a whole

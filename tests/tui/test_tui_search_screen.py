@@ -97,11 +97,10 @@ async def test_p_holds_and_goes_on() -> None:
         assert (screen.state.paused, controls[0].paused) == (False, False)
 
 
-@pytest.mark.parametrize("key", ["c", "escape"])
-async def test_a_key_cancels_and_s_starts_over(key: str) -> None:
+async def test_a_key_cancels_and_s_starts_over() -> None:
     async with running_app().run_test(size=SIZE) as pilot:
         screen = await in_third_trial(pilot)
-        await pilot.press(key)
+        await pilot.press("c")
         await until(pilot, lambda: screen.state.stage is Stage.CANCELLED)
         assert len(screen.state.trials) == 2
         await pilot.press("s")
@@ -266,6 +265,15 @@ async def test_paging_before_there_is_a_trial_in_a_flat_terminal() -> None:
         await pilot.press("tab", "pagedown", "pageup", "end")
         await pilot.pause()
         assert pilot.app.screen is screen_of(pilot)
+
+
+async def test_escape_ends_no_search() -> None:
+    async with running_app().run_test(size=SIZE) as pilot:
+        await until(pilot, lambda: screen_of(pilot).state.running is not None)
+        await pilot.press("escape", "escape")
+        await pilot.pause()
+        assert screen_of(pilot).state.busy
+        assert not screen_of(pilot).state.cancelling
 
 
 async def test_help_lists_the_keys_and_closes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,6 +11,7 @@ from functools import partial
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.message import Message
+from textual.timer import Timer
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.plan.answers import LargestOnGpu, TracedAnswer, answer, kernel_plans, largest_by_gpu
@@ -111,7 +113,7 @@ class PaneContent:
     start: str = ""
 
 
-_NOT_TRACED = PaneContent(lambda width, _: paragraph("worked out once it is traced", width))
+_NOT_TRACED = PaneContent(lambda width, _: paragraph("known once the step is traced (r traces it again)", width))
 
 
 def command_content(request: PaneRequest) -> PaneContent:
@@ -216,10 +218,12 @@ _ASKING = ("techniques", "gpus", "limits")
 
 _SETTLE_S = 0.06
 """The pane follows the numbers by this much, so that it never holds them up."""
+_SIGN_S = 0.15
+"""From a key on, until it is shown that another pane is being worked out; and how often the seconds are."""
 
 
 class PlanPane(Vertical):
-    """Shows what is asked for when it is there; until then what was there before.
+    """Shows what is asked for when it is there; until then what was there of the same pane, or for how long it takes.
 
     Args:
         content: works out what a pane shows; called from another thread.
@@ -239,6 +243,9 @@ class PlanPane(Vertical):
         self._shown: PaneRequest | None = None
         self._working = False
         self._traces = 0
+        self._filled = ""
+        self._since_s = 0.0
+        self._clock: Timer | None = None
 
     def compose(self) -> ComposeResult:
         """Yield the panes' names over the one that is shown."""
@@ -252,6 +259,11 @@ class PlanPane(Vertical):
 
     def want(self, request: PaneRequest) -> None:
         """Show this as soon as it is worked out, unless something else is wanted by then."""
+        if self._wanted is None or request.pane != self._wanted.pane:
+            self._since_s = time.monotonic()
+            self._clock = self._clock or self.set_interval(_SIGN_S, self._wait)
+            self._clock.reset()
+            self._clock.resume()
         self._wanted = request = replace(request, traces=self._traces)
         if not self._working and request != self._shown:
             self._working = True
@@ -267,6 +279,17 @@ class PlanPane(Vertical):
         """Return what a row of the pane represents; None for a row without meaning."""
         return self._content.choice(key)
 
+    def _wait(self) -> None:
+        """Say for how long a pane is being worked out that is not the one that is filled."""
+        if self._wanted is None or self._wanted.pane == self._filled:
+            if self._clock is not None:
+                self._clock.pause()
+            return
+        words = f"working out {self._wanted.pane} … {time.monotonic() - self._since_s:.0f} s"
+        self._content = PaneContent(no_rows)
+        self._filled = ""
+        self.query_one("#pane", RowList).show(lambda width, _: paragraph(words, width))
+
     async def _work(self) -> None:
         try:
             while (wanted := self._wanted) is not None and wanted != self._shown:
@@ -278,7 +301,7 @@ class PlanPane(Vertical):
                 if rows is None or not self.is_attached:
                     return  # the program ends
                 if wanted.pane == self._wanted.pane:
-                    self._content = content
+                    self._content, self._filled = content, wanted.pane
                     rows.show(content.view, content.start)
                     self.post_message(self.Drawn(content.step))
                 self._shown = wanted

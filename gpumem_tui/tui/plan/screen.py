@@ -59,7 +59,7 @@ _TURNS: list[float] = []
 _CLOCK_S = _ENDS_WITHIN_S = 1.0
 _PANES = "Numbers, techniques, every GPU, batch sizes, places"
 _PANES_OF_MODELS = "Curves, limits, judgement, compare"
-_ESCAPE = "Back to the controls; there, or without any, end what runs"
+_ESCAPE = "Back to the controls"
 _SCREENS = "To Monitor, Search, Plan, where 1 2 3 type or pick a choice"
 
 Clock = Callable[[], datetime]
@@ -101,6 +101,7 @@ class PlanScreen(MainScreen):
         Binding("u", "undo", "undo", tooltip="Undo: take the last change back"),
         Binding("ctrl+r", "redo", "redo", show=False, tooltip="Redo: make it again"),
         Binding("r", "trace", "run", tooltip="Trace again, where that failed; run the what-ifs not run so far"),
+        Binding("x", "stop", "stop", tooltip="Stop what runs: what was found stays, r goes on"),
         Binding("g", "gpu", "GPU", tooltip="Plan for another GPU: answered without running again"),
         Binding("y", "copy", "copy", tooltip="Copy the command line that opens this plan again"),
         Binding("h", "explain", "explain", tooltip="Explain the control or row: formula, numbers, source, limits"),
@@ -123,7 +124,7 @@ class PlanScreen(MainScreen):
         self._planned = make(self._tell)
         self._clock = clock
         self._waits_since_s = self._took_s = 0.0
-        self._could = (False, False)
+        self._could = (False, False, False)
         self._pane = "numbers" if self._model is not None else "techniques"
 
     @property
@@ -197,6 +198,8 @@ class PlanScreen(MainScreen):
         match action:
             case "trace":
                 return self._planned.can_run()
+            case "stop":
+                return self._planned.busy
             case "gpu":
                 return self.has_key(action, parameters) and self._planned.can_move()
             case _:
@@ -271,13 +274,14 @@ class PlanScreen(MainScreen):
         self.action_pane(panes[(panes.index(self._visible_pane()) + way) % len(panes)])
 
     def action_controls(self) -> None:
-        """Give the keys back to the controls; where they have them, or none exist, end what runs."""
-        controls = next(iter(self.query(PlanControls)), None)
-        if self._planned.busy and (controls is None or controls.has_focus):
-            self._planned.stop()
-            self._draw_numbers()
-        if controls is not None:
+        """Give the keys back to the controls, where there are any."""
+        for controls in self.query(PlanControls):
             controls.focus()
+
+    def action_stop(self) -> None:
+        """End what runs; what was found stays."""
+        self._planned.stop()
+        self._draw_numbers()
 
     def on_pane_names_wanted(self, message: PaneNames.Wanted) -> None:
         """Show the pane whose name was clicked."""
@@ -438,7 +442,7 @@ class PlanScreen(MainScreen):
         self.query_one("#verdict", RowList).show(lambda width, _: verdict_rows(shown, width, waited))
 
     def _draw_numbers(self) -> None:
-        if self._could != (can := (self._planned.can_run(), self._planned.can_move())):
+        if self._could != (can := (self._planned.can_run(), self._planned.can_move(), self._planned.busy)):
             self._could = can
             self.refresh_bindings()
         self._draw_header()

@@ -80,7 +80,7 @@ class SearchScreen(SteeredScreen):
         Binding("o", "log(False)", "trials", tooltip=_OUTPUT),
         Binding("z", "enlarge(True)", "zoom", tooltip=_ENLARGE),
         Binding("z", "enlarge(False)", "back", key_display="z", tooltip=_ENLARGE),
-        Binding("escape", "leave", "cancel", show=False, tooltip="Back from the zoom, else cancel"),
+        Binding("escape", "enlarge(False)", show=False, tooltip="Back from the zoom"),
         Binding("y", "copy", "copy", tooltip="Copy the command with the safe batch size"),
         Binding("question_mark", "app.help", "help", key_display="?", tooltip="The keys and what the columns mean"),
         Binding("q", "app.quit", "quit", tooltip="Quit; a running search is cancelled"),
@@ -141,7 +141,7 @@ class SearchScreen(SteeredScreen):
             with VerticalScroll(id="ledger-pane"):
                 yield LedgerTable()
         yield MemoryBar()
-        log, empty = TrialLog(), Static("no trial yet", id="log-empty")
+        log, empty = TrialLog(), Static("no trial yet: s starts the search", id="log-empty")
         log.border_title = empty.border_title = "Trials"
         with Horizontal(id="logs"):
             yield log
@@ -232,13 +232,6 @@ class SearchScreen(SteeredScreen):
         """Let the held search continue."""
         self._control.resume()
         self._enter(states.held(self._state, paused=False))
-
-    def action_leave(self) -> None:
-        """Go back from the output's zoom, else cancel a search that runs."""
-        if self.has_class("-large"):
-            self.action_enlarge(large=False)
-        elif self._state.busy and not self._state.cancelling:
-            self.action_cancel()
 
     def action_cancel(self) -> None:
         """End the search; its verdict follows within a moment."""
