@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 from gpumem_tui.memory import Unknown, Value
 from gpumem_tui.monitor.readings import Reading, Telemetry
 from gpumem_tui.monitor.snapshot import Memory
+from gpumem_tui.text import without_escapes
 
 NOT_CUDA = Unknown("not a CUDA device")
 
@@ -70,6 +71,11 @@ class Identity:
     holds_virtual_machines: bool = False
     partition: str = ""
     runtime_index: Reading[int] | None = None
+
+    def __post_init__(self) -> None:
+        """Clean the names: a driver may say anything, and a terminal does what a name tells it."""
+        for name in ("uuid", "name", "bus_id", "partition"):
+            object.__setattr__(self, name, without_escapes(getattr(self, name)))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.backend import Fault, Gone, GpuBackend, StartFault, Vendor
 from gpumem_tui.monitor.readings import Reading
+from gpumem_tui.text import without_escapes
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,8 @@ class Driver:
             self.status = _not_running(str(fault), starts)
         else:
             self.status = DriverStatus(
-                driver_version=backend.driver_version(),
-                runtime_version=backend.runtime_version(),
+                driver_version=_cleaned(backend.driver_version()),
+                runtime_version=_cleaned(backend.runtime_version()),
                 gpu_count=count,
                 problem=self._problem(count),
                 starts=starts,
@@ -103,6 +104,10 @@ class Driver:
 
     def _problem(self, count: int) -> str:
         return "" if count else self.vendor.no_gpu
+
+
+def _cleaned(version: Reading[str]) -> Reading[str]:
+    return version if isinstance(version, Unknown) else without_escapes(version)
 
 
 def _not_running(problem: str, starts: int, *, absent: bool = False) -> DriverStatus:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 
-from gpumem_tui.memory import Unknown, Value
+from gpumem_tui.memory import Unknown, Value, format_bytes
 from gpumem_tui.monitor.backend import Fault, GpuBackend, GpuHandle, Identity, InstanceHandle, ListedProcess, NoSuchGpu
-from gpumem_tui.monitor.ledger import device_ledger
+from gpumem_tui.monitor.ledger import device_ledger, possible_memory
 from gpumem_tui.monitor.readings import NOT_IN_MIG, NOT_READ_YET, READINGS, Pace, Reading, Telemetry
 from gpumem_tui.monitor.snapshot import (
     HOLDERS,
@@ -23,11 +24,15 @@ from gpumem_tui.monitor.snapshot import (
     ProcessKind,
 )
 from gpumem_tui.monitor.threads import Worker
+from gpumem_tui.text import without_escapes
 
 NOT_RETURNED = "has not returned for"
 """Marks the reason of a value that waits for a call."""
 _STUCK_AFTER_S = 0.8
 """A GPU whose reading takes longer is stale."""
+
+_APART_SHARE = 0.1
+"""Of two sizes of one process: less may be what it took between two calls."""
 
 Hosts = Mapping[int, Reading[HostProcess]]
 """The processes behind the pids, or why they are not known."""
@@ -50,6 +55,7 @@ class RawReadings:
         identity: None while the GPU never answered.
         lost: why nothing can be read; empty while it can.
         read_at: when memory and processes were last read (`time.monotonic`); None before.
+        disputed: why it is not known what a process holds, by pid, where both lists have it.
         process_percents: share of the compute units by pid; a process that is not in it did nothing.
         telemetry: every entry of the table.
         mig: whether it is divided now.
@@ -62,6 +68,7 @@ class RawReadings:
     memory: Reading[Memory] = NOT_READ_YET
     compute_processes: Reading[tuple[ListedProcess, ...]] = NOT_READ_YET
     graphics_processes: Reading[tuple[ListedProcess, ...]] = NOT_READ_YET
+    disputed: Mapping[int, Unknown] = field(default_factory=dict)
     process_percents: Reading[Mapping[int, int]] = NOT_READ_YET
     telemetry: Telemetry = field(default_factory=Telemetry)
     mig: bool = False
@@ -174,6 +181,7 @@ class GpuReader:
         self._read_mig(gpu)
         if not self._in_mig:
             self.raw.graphics_processes = gpu.graphics_processes()
+            self.raw.disputed = _disputed(self.raw.compute_processes, self.raw.graphics_processes)
         for pace in (Pace.SLOW, Pace.RARE, Pace.SLOWER):
             if slow_pass % pace.value == 0:
                 self._read_at(pace, gpu)
@@ -277,10 +285,10 @@ class Roster:
         if state is DeviceState.LOST:
             return lost
         unified = identity is not None and identity.integrated and isinstance(raw.memory, Unknown)
-        memory = _host_memory(host) if unified else raw.memory
+        memory = _host_memory(host) if unified else possible_memory(raw.memory)
         holders = _holders(identity, unified=unified)
-        instances = tuple(_instance(read, hosts) for read in raw.instances) if raw.mig else ()
-        processes = _of_instances(instances) if raw.mig else _processes(raw, hosts)
+        instances = _fitting([_instance(read, hosts) for read in raw.instances], memory) if raw.mig else ()
+        processes = _of_instances(instances) if raw.mig else _processes(raw, memory, hosts)
         return replace(
             lost,
             telemetry=raw.telemetry,
@@ -346,7 +354,29 @@ def _holders(identity: Identity | None, *, unified: bool) -> str:
     return HOLDERS
 
 
-def _processes(raw: RawReadings, hosts: Hosts) -> Reading[tuple[GpuProcess, ...]]:
+def _fitting(instances: Sequence[Instance], memory: Reading[Memory]) -> tuple[Instance, ...]:
+    """Return MIG instances; each of unknown memory where together they have more than their GPU.
+
+    Compute instances of one GPU instance ("1c.3g.40gb") have one memory (NVIDIA's MIG User Guide, "Device Names").
+    """
+    sizes = [each.memory.total_bytes for each in instances if isinstance(each.memory, Memory)]
+    share = any(re.search(r"\b\d+c\.\d+g\.", each.name) for each in instances)
+    if isinstance(memory, Unknown) or share or sum(sizes) <= memory.total_bytes:
+        return tuple(instances)
+    whole, parts = format_bytes(memory.total_bytes), format_bytes(sum(sizes))
+    why = Unknown(f"impossible: the driver gives the instances {parts} of the GPU's {whole}")
+    return tuple(replace(each, memory=why, ledger=why) for each in instances)
+
+
+def _possible_size(size_bytes: Value, memory: Reading[Memory]) -> Value:
+    """Return what a process holds; unknown where that is more than the whole device."""
+    if isinstance(size_bytes, Unknown) or isinstance(memory, Unknown) or size_bytes <= memory.total_bytes:
+        return size_bytes
+    said, whole = format_bytes(size_bytes), format_bytes(memory.total_bytes)
+    return Unknown(f"impossible: the driver says {said}, of a device of {whole}")
+
+
+def _processes(raw: RawReadings, memory: Reading[Memory], hosts: Hosts) -> Reading[tuple[GpuProcess, ...]]:
     if isinstance(raw.compute_processes, Unknown):
         return raw.compute_processes
     drawing = () if isinstance(raw.graphics_processes, Unknown) else raw.graphics_processes
@@ -357,12 +387,29 @@ def _processes(raw: RawReadings, hosts: Hosts) -> Reading[tuple[GpuProcess, ...]
         GpuProcess(
             pid=pid,
             kind=_kind(pid in compute, pid in graphics),
-            used_bytes=_larger([lists[pid] for lists in (compute, graphics) if pid in lists]),
+            used_bytes=raw.disputed.get(pid)
+            or _possible_size(_larger([lists[pid] for lists in (compute, graphics) if pid in lists]), memory),
             sm_percent=percents if isinstance(percents, Unknown) else percents.get(pid, 0),
             host=hosts.get(pid, NOT_LOOKED_UP_YET),
         )
         for pid in compute | graphics
     )
+
+
+def _disputed(
+    computing: Reading[tuple[ListedProcess, ...]], drawing: Reading[tuple[ListedProcess, ...]]
+) -> Mapping[int, Unknown]:
+    """Return by pid why it is not known what a process holds that two lists, read together, have with two sizes."""
+    if isinstance(computing, Unknown) or isinstance(drawing, Unknown):
+        return {}
+    sizes = {each.pid: each.used_bytes for each in computing}
+    found = {}
+    for each in drawing:
+        one, other = sizes.get(each.pid), each.used_bytes
+        if isinstance(one, int) and isinstance(other, int) and abs(one - other) > _APART_SHARE * max(one, other):
+            said = f"{format_bytes(one)} where it computes and {format_bytes(other)} where it draws"
+            found[each.pid] = Unknown(f"the driver lists {said}")
+    return found
 
 
 def _kind(computes: bool, draws: bool) -> ProcessKind:
@@ -378,7 +425,7 @@ def _larger(entries: list[ListedProcess]) -> Value:
 
 
 def _instance(read: InstanceRead, hosts: Hosts) -> Instance:
-    instance, listed = read.instance, read.processes
+    instance, listed, memory = read.instance, read.processes, possible_memory(read.memory)
     processes: Reading[tuple[GpuProcess, ...]]
     if isinstance(listed, Unknown):
         processes = listed
@@ -387,7 +434,7 @@ def _instance(read: InstanceRead, hosts: Hosts) -> Instance:
             GpuProcess(
                 pid=each.pid,
                 kind=ProcessKind.COMPUTE,
-                used_bytes=each.used_bytes,
+                used_bytes=_possible_size(each.used_bytes, memory),
                 sm_percent=NOT_IN_MIG,
                 host=hosts.get(each.pid, NOT_LOOKED_UP_YET),
                 instance=instance.uuid,
@@ -397,10 +444,10 @@ def _instance(read: InstanceRead, hosts: Hosts) -> Instance:
     return Instance(
         index=instance.index,
         uuid=instance.uuid,
-        name=instance.name,
-        memory=read.memory,
+        name=without_escapes(instance.name),
+        memory=memory,
         processes=processes,
-        ledger=device_ledger(read.memory, processes),
+        ledger=device_ledger(memory, processes),
     )
 
 

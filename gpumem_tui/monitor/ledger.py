@@ -28,15 +28,11 @@ def device_ledger(
         processes: whose shares are its rows.
         holders: who may hold what no process accounts for.
     """
+    memory = possible_memory(memory)
     if isinstance(memory, Unknown):
         return memory
-    reserved_bytes = memory.reserved_bytes if isinstance(memory.reserved_bytes, int) else 0
-    outside_bytes = memory.total_bytes - reserved_bytes - memory.used_bytes
-    if min(memory.total_bytes, reserved_bytes, memory.used_bytes, memory.free_bytes, outside_bytes) < 0:
-        return Unknown(
-            f"the driver's figures do not add up: {format_bytes(memory.used_bytes)} used and "
-            f"{format_bytes(reserved_bytes)} reserved of {format_bytes(memory.total_bytes)}"
-        )
+    reserved_bytes = _reserved(memory)
+    outside_bytes = _outside(memory)
     free_bytes = min(memory.free_bytes, outside_bytes)
     process_rows = _process_rows(processes, memory.used_bytes)
     claimed_bytes = sum(row.size_bytes for row in process_rows if isinstance(row.size_bytes, int))
@@ -52,6 +48,28 @@ def device_ledger(
         LedgerRow(Bucket.FREE, free_bytes),
     )
     return Ledger(memory.total_bytes, rows)
+
+
+def possible_memory(memory: Reading[Memory]) -> Reading[Memory]:
+    """Return a device's memory; unknown with what the driver says where that does not add up."""
+    if isinstance(memory, Unknown):
+        return memory
+    reserved_bytes, outside_bytes = _reserved(memory), _outside(memory)
+    if min(memory.total_bytes, reserved_bytes, memory.used_bytes, memory.free_bytes, outside_bytes) >= 0:
+        return memory
+    return Unknown(
+        f"the driver's figures do not add up: {format_bytes(memory.used_bytes)} used and "
+        f"{format_bytes(reserved_bytes)} reserved of {format_bytes(memory.total_bytes)}"
+    )
+
+
+def _reserved(memory: Memory) -> int:
+    return memory.reserved_bytes if isinstance(memory.reserved_bytes, int) else 0
+
+
+def _outside(memory: Memory) -> int:
+    """Return what is neither used nor the driver's own."""
+    return memory.total_bytes - _reserved(memory) - memory.used_bytes
 
 
 def with_ledgers(snapshot: Snapshot) -> Snapshot:

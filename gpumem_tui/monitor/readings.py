@@ -8,6 +8,7 @@ what a backend is asked for (`backend.GpuHandle.read`). Its unit is the end of i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
@@ -145,8 +146,30 @@ class Telemetry:
 
     def updated(self, found: Telemetry, names: Collection[str]) -> Telemetry:
         """Return it with the readings `names` as they were found; what was not read of them is not supported."""
-        read = {name: getattr(found, name) for name in names}
+        read = {name: _possible(name, getattr(found, name)) for name in names}
         return replace(self, **{name: _NOT_SUPPORTED if read[name] is NOT_READ_YET else read[name] for name in names})
+
+
+_WATTS, _CELSIUS, _PERCENT, _MHZ = (0, 10_000), (-100, 200), (0, 100), (0, 20_000)
+_POSSIBLE: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys(("power_w", "power_limit_w"), _WATTS),
+    **dict.fromkeys(("temperature_c", "temperature_limit_c"), _CELSIUS),
+    **dict.fromkeys(("utilization_percent", "memory_utilization_percent"), _PERCENT),
+    **dict.fromkeys(("sm_clock_mhz", "memory_clock_mhz"), _MHZ),
+    "fan_percent": (0, 300),
+    **dict.fromkeys(("pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s"), (0, 1e13)),
+    **dict.fromkeys(("nvlink_rx_bytes_per_s", "nvlink_tx_bytes_per_s"), (0, 1e15)),
+}
+"""Between which values a reading lies whatever GPU it is of, with room for those to come: none draws 1,500 W or has a
+clock of 4 GHz yet. A fan may run beyond its rated speed (nvmlDeviceGetFanSpeed in nvml.h)."""
+
+
+def _possible(name: str, value: T) -> T | Unknown:
+    """Return a reading as it was found; unknown with what the driver says where no GPU can have that."""
+    least, most = _POSSIBLE.get(name, (-math.inf, math.inf))
+    if not isinstance(value, (int, float)) or least <= value <= most:
+        return value
+    return Unknown(f"impossible: the driver says {value:,.0f}")
 
 
 READINGS: Mapping[str, ReadingEntry] = MappingProxyType(

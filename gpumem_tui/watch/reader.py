@@ -209,6 +209,7 @@ class Watcher:
             problem=ring.problem or _problem(header, samples, heard_s if is_silent else None, stall),
             end=ring.end,
             steps=max(_steps(ring), 0 if stall is None else stall.step),
+            is_counted=bool(header.ended_ns),
             heard_s=heard_s,
             rarer=_rarer(header, samples) if state is ProcessState.RUNNING else "",
             is_silent=is_silent,

@@ -206,6 +206,7 @@ class ProbedProcess:
         problem: one line if something is wrong with what is shown; empty otherwise.
         end: how it ended; None while it runs.
         steps: optimizer steps by its last record or its step counter, which may be later than `samples`.
+        is_counted: `steps` are all that it made, as its interpreter exited; else some may have followed.
         heard_s: seconds since the last step seen ended.
         is_silent: no step has finished for longer than steps take; `stall`: where it is then, if its probe reports.
         rarer: why samples are further apart than usual; empty if they are not.
@@ -221,6 +222,7 @@ class ProbedProcess:
     problem: str
     end: End | None = None
     steps: int = 0
+    is_counted: bool = False
     heard_s: Reading[float] = NOT_REPORTED
     rarer: str = ""
     is_silent: bool = False
@@ -256,6 +258,12 @@ class ProbedProcess:
     def step(self) -> int:
         """Optimizer steps since the probe was loaded."""
         return max(self.steps, self.samples[0].record.step if self.samples else 0)
+
+    @property
+    def step_words(self) -> str:
+        """The last step of a process that has ended, and whether there may have been others."""
+        more = "" if self.is_counted else "; a few may have followed"
+        return f"the last step{'' if self.is_counted else ' seen'} was {self.step:,}{more}"
 
     @property
     def has_ended_well(self) -> bool:

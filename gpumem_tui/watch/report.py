@@ -332,7 +332,7 @@ def process_line(process: ProbedProcess, now_s: float | None = None) -> str:
     begun = ago((time.time() if now_s is None else now_s) - who.started_ns / 1e9)
     line = f"{process.title.replace(f', rank {who.rank}', rank, 1)}, torch {who.torch}, by {who.entry} {begun}"
     if not process.is_running:
-        line += f": {process.state_words}; the last step seen was {process.step:,}"
+        line += f": {process.state_words}; {process.step_words}"
     elif isinstance(process.age_s, Unknown):
         line += f": {process.age_s.reason}"
     return printable(f"{line} ({process.problem})" if process.problem else line)

@@ -309,6 +309,76 @@ def test_marks_for_no_figure_are_not_figures(fake_nvml: FakeMachine) -> None:
     assert processes[0].used_bytes == missing
 
 
+def test_what_no_gpu_can_have_is_unknown_with_what_the_driver_says(fake_nvml: FakeMachine) -> None:
+    hot = FakeGpu(power_w=4_294_967.0, power_limit_w=5e6, temperature_c=4000, utilization_percent=300, fan_percent=9999)
+    fake_nvml.show(Scenario(gpus=[replace(hot, sm_clock_mhz=10**6)]))
+    with watching() as sampler:
+        now = gpu(until(sampler, is_complete), 0).telemetry
+    assert now.power_w == Unknown("impossible: the driver says 4,294,967")
+    assert now.temperature_c == Unknown("impossible: the driver says 4,000")
+    unknown = (now.power_limit_w, now.utilization_percent, now.fan_percent, now.sm_clock_mhz)
+    assert all(isinstance(value, Unknown) for value in unknown)
+    assert now.memory_clock_mhz == 1593, "others stand"
+
+
+def test_a_process_larger_than_the_device_makes_no_other_smaller(fake_nvml: FakeMachine) -> None:
+    honest, lying = FakeProcess(11, 20 * GIB), FakeProcess(12, 300 * GIB)
+    fake_nvml.show(Scenario(gpus=[FakeGpu(used_bytes=30 * GIB, processes=[honest, lying])]))
+    with watching() as sampler:
+        found = gpu(until(sampler, is_complete), 0)
+    assert not isinstance(found.processes, Unknown)
+    assert not isinstance(found.ledger, Unknown)
+    sizes = {each.pid: each.used_bytes for each in found.processes}
+    assert sizes == {11: 20 * GIB, 12: Unknown("impossible: the driver says 300.00 GiB, of a device of 80.00 GiB")}
+    assert found.ledger.size_bytes(Bucket.PROCESS) == 20 * GIB
+    assert found.ledger.size_bytes(Bucket.UNACCOUNTED) == 10 * GIB
+
+
+def test_a_process_with_two_sizes_has_an_unknown_one(fake_nvml: FakeMachine) -> None:
+    twice = [FakeProcess(11, 20 * GIB), FakeProcess(11, 2 * GIB, kind="G"), FakeProcess(12, GIB, kind="C+G")]
+    fake_nvml.show(Scenario(gpus=[FakeGpu(used_bytes=30 * GIB, processes=twice)]))
+    with watching() as sampler:
+        found = gpu(until(sampler, is_complete), 0)
+    assert not isinstance(found.processes, Unknown)
+    listed = {each.pid: (each.kind.value, each.used_bytes) for each in found.processes}
+    said = "the driver lists 20.00 GiB where it computes and 2.00 GiB where it draws"
+    assert listed == {11: ("C+G", Unknown(said)), 12: ("C+G", GIB)}
+
+
+@pytest.mark.parametrize(
+    ("name", "is_possible"), [("NVIDIA H100 MIG 3g.40gb", False), ("NVIDIA H100 MIG 1c.3g.40gb", True)]
+)
+def test_instances_have_no_more_than_their_gpu(fake_nvml: FakeMachine, name: str, is_possible: bool) -> None:
+    parts = [FakeInstance(f"MIG-{n}", name=name, total_bytes=40 * GIB, gpu_instance=n) for n in (1, 2, 3)]
+    fake_nvml.show(Scenario(gpus=[FakeGpu(mig_mode=1, instances=parts)]))
+    with watching() as sampler:
+        found = gpu(until(sampler, lambda s: len(gpu(s, 0).instances) == 3), 0)
+    said = Unknown("impossible: the driver gives the instances 120.00 GiB of the GPU's 80.00 GiB")
+    assert all((each.memory == each.ledger == said) is not is_possible for each in found.instances)
+
+
+def test_memory_that_does_not_add_up_is_shown_nowhere(fake_nvml: FakeMachine) -> None:
+    fake_nvml.show(Scenario(gpus=[FakeGpu(used_bytes=90 * GIB)]))
+    with watching() as sampler:
+        found = gpu(until(sampler, is_complete), 0)
+    assert isinstance(found.memory, Unknown)
+    assert found.memory.reason.startswith("the driver's figures do not add up: 90.00 GiB used")
+    latest = sampler.latest()
+    assert latest is not None
+    assert Alerts().update(latest) == ()
+
+
+def test_names_and_versions_do_nothing_to_a_terminal(fake_nvml: FakeMachine) -> None:
+    red, title = "\x1b[31mNVIDIA A100\x1b[0m", "550.54\x1b]0;owned\x07"
+    part = FakeInstance("MIG-1", name="NVIDIA A100 MIG 1g.10gb\x1b[2J")
+    fake_nvml.show(Scenario(gpus=[FakeGpu(name=red, mig_mode=1, instances=[part])], driver=title))
+    with watching() as sampler:
+        found = until(sampler, lambda s: bool(s.gpus) and bool(gpu(s, 0).instances))
+    assert gpu(found, 0).name == "NVIDIA A100"
+    assert found.driver_version == found.drivers[0].driver_version == "550.54"
+    assert gpu(found, 0).instances[0].name.isprintable()
+
+
 def test_mig_is_switched_on_and_off_while_watched(fake_nvml: FakeMachine) -> None:
     whole = Scenario(gpus=[FakeGpu(uuid="GPU-a", used_bytes=GIB, utilization_percent=70), FakeGpu(uuid="GPU-b")])
     instances = [

@@ -208,7 +208,7 @@ def test_what_is_told_of_one_that_ended() -> None:
     said = text(ended_rows(one, 100, scene.NOON_S))
     assert "✗ failed with exit code 1, 60 s ago" in said
     assert "host memory: 3.00 GiB resident, limit 4.00 GiB (its control group)" in said
-    assert "cpu, last sample of its training (the last step seen was 12,340)" in said
+    assert "cpu, last sample of its training (the last step seen was 12,340; a few may have followed)" in said
     assert "optimizer state" in said
     never = watch_scene.watched(4106, state=ProcessState.VANISHED)
     assert "no step has finished" in text(ended_rows(never, 100, scene.NOON_S))
@@ -352,6 +352,19 @@ def test_the_history_of_one_that_has_ended_ends_there() -> None:
     assert lines[-2].rstrip().endswith("end")
     later = ProcessChart.of(watch_scene.ended(), scene.NOON_S + 3600)
     assert process_history_rows(later, 114, 20) == process_history_rows(chart, 114, 20)
+
+
+def test_samples_that_stay_away_leave_a_gap() -> None:
+    """As those of a process that was stopped by SIGSTOP and went on."""
+    _, said = watch_scene.training()
+    chart = ProcessChart.of(said.processes[0], scene.NOON_S)
+    times = [(sample.record.wall_ns / 1e9 - scene.NOON_S, sample) for sample in chart.samples]
+    stopped = replace(chart, samples=[sample for time_s, sample in times if not -300 < time_s < -200])
+    axis = stopped.axis(114)
+    assert axis is not None
+    bottom = text(process_history_rows(stopped, 114, 20)).splitlines()[-3]
+    drawn = {ago: bottom[8 + (axis.column_at(scene.NOON_S + ago) or 0)] for ago in (-400, -320, -250, -215, -150)}
+    assert [ago for ago, cell in drawn.items() if cell == " "] == [-250, -215]
 
 
 def test_the_cursor_on_a_processs_history() -> None:

@@ -144,8 +144,16 @@ def test_who_has_ended(tmp_path: Path) -> None:
     [process] = Watcher([tmp_path / "probes"]).processes()
     assert process.process.job == "night [2J"
     line = process_line(process, now_s=process.process.started_ns / 1e9)
-    told = "killed or crashed; which of them was not seen; the last step seen was 1,234"
+    told = "killed or crashed; which of them was not seen; the last step seen was 1,234; a few may have followed"
     assert line == f"PID 4000000 (python  [2Jtrain.py), torch 2.13.0, by run 0 s ago: {told}"
+
+
+def test_steps_are_counted_to_the_end_where_the_interpreter_exits(tmp_path: Path) -> None:
+    ring = RingFile(tmp_path / "probes", gone())
+    ring.sample(replace(RECORD, step=3000))
+    ring.end()
+    [process] = Watcher([tmp_path / "probes"]).processes()
+    assert process_line(process).endswith("; the last step was 3,000")
 
 
 def test_a_look_by_source_line(process: ProbedProcess, look: LookAnswer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from gpumem_tui.memory import Value
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from gpumem_tui.watch.records import ProbeSample
 
 _PEAK = Band("peak", "$history-used")
+_HELD_S, _HELD_PERIODS = 15.0, 4
+"""How long a sample holds if no other comes, and in times of what they are mostly apart: a step may take long."""
 _FOUND = Band("tensors found", "$gradients")
 
 
@@ -101,9 +104,27 @@ def _of_one_device(watched: WatchedProcess) -> list[ProbeSample]:
 
 
 def _by_column(samples: Sequence[ProbeSample], axis: TimeAxis) -> list[ProbeSample | None]:
-    """Return what each column shows: the highest of its samples, or the last one before, which still holds."""
+    """Return what each column shows: the highest of its samples, or the last one before as long as that holds.
+
+    Samples that stay away, as of a process that was stopped, leave a gap: what was held then is not known.
+    """
     columns = ((axis.column_at(min(sample.record.wall_ns / 1e9, axis.last_s)), sample) for sample in samples)
-    return by_column(((column, sample) for column, sample in columns if column is not None), axis.columns, _height)
+    shown = by_column(((column, sample) for column, sample in columns if column is not None), axis.columns, _height)
+    holds = round(max(_HELD_S, _HELD_PERIODS * _period_s(samples)) / axis.step_s) + 1
+    seen = {axis.column_at(min(sample.record.wall_ns / 1e9, axis.last_s)) for sample in samples}
+    last = -holds
+    for column in range(axis.columns):
+        last = column if column in seen else last
+        if column - last > holds:
+            shown[column] = None
+    return shown
+
+
+def _period_s(samples: Sequence[ProbeSample]) -> float:
+    """Return how far apart samples mostly are; 0 where one has no other."""
+    times = [sample.record.wall_ns for sample in samples]
+    gaps = sorted(after - before for before, after in pairwise(times))
+    return gaps[len(gaps) // 2] / 1e9 if gaps else 0.0
 
 
 def _height(sample: ProbeSample) -> int:

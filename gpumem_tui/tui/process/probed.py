@@ -190,7 +190,7 @@ def ended_rows(watched: WatchedProcess, width: int, now_s: float) -> list[Row]:
     if end is not None and (held := memory_phrase(end.resident_bytes, end.limit_bytes, end.limit_owner)):
         rows += _wrapped(f"host memory: {held}", width, "")
     for placed in watched.own:
-        heading = f"{placed.sample.device}, last sample of its training (the last step seen was {process.step:,})"
+        heading = f"{placed.sample.device}, last sample of its training ({process.step_words})"
         rows += [[], [(heading, f"bold {MUTED}")], *sample_rows(watched, placed.sample)]
     return rows if watched.own else [*rows, [], [("no step has finished", MUTED)]]
 
