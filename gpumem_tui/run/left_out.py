@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from gpumem_tui.importing import after_import
+from gpumem_tui.run.spared import SparedFiles
 
 _TRUSTED = {"weights_only": False}
 """How to read what was pickled here, by any rules of its format that the program loads it."""
@@ -56,10 +57,12 @@ class LeftOutFiles:
         self._kept: dict[str, _Kept] = {}
         self._folders: dict[str, None] = {}
         self._load: Callable[..., Any] = torch.load
+        self._spared = SparedFiles()
         self._pid = os.getpid()
 
     def follow(self) -> None:
         """Follow what the program does to them from now on, and remove what is left when it ends."""
+        self._spared.follow()
         for module, name, moves in (
             (os, "rename", True), (os, "replace", True), (os, "link", False), (shutil, "copyfile", False),
         ):  # fmt: skip
@@ -86,9 +89,10 @@ class LeftOutFiles:
         if not isinstance(target, (str, os.PathLike)):
             if not os.path.isfile(path):  # a device or a pipe
                 return
-            target.seek(size_bytes, os.SEEK_CUR)
-            target.truncate()
-            self._paths[path] = _state_of(path)
+            if set(getattr(target, "mode", "w")) & set("wx"):  # else what is there stays
+                target.seek(size_bytes, os.SEEK_CUR)
+                target.truncate()
+                self._paths[path] = _state_of(path)
         elif self._is_ours(path) or not os.path.exists(path):
             self._make(path, size_bytes)
         file = io.BytesIO()
@@ -190,12 +194,12 @@ class LeftOutFiles:
         _set(opens, opened)
 
     def _remove(self) -> None:
-        if os.getpid() != self._pid:
-            return
-        for path in filter(self._is_ours, self._paths):
+        is_followed = os.getpid() == self._pid
+        for path in filter(self._is_ours, self._paths) if is_followed else ():
             with suppress(OSError):
                 os.unlink(path)
-        for folder in sorted(self._folders, key=len, reverse=True):
+        self._spared.put_back(self._paths)
+        for folder in sorted(self._folders, key=len, reverse=True) if is_followed else ():
             with suppress(OSError):  # it has files of the program
                 os.rmdir(folder)
 

@@ -85,11 +85,55 @@ def test_files_are_named_by_keyword_and_need_not_be_on_a_disk(project: Project) 
     assert not list((project.folder / "runs").iterdir())
 
 
+def test_checkpoints_from_before_stay_whatever_the_program_does_to_them(project: Project) -> None:
+    (project.folder / "old").mkdir()
+    names = ("emptied.pt", "with more.pt", "updated.pt", "removed.pt", "moved.pt", "under.pt", "old/model.bin")
+    for name in names:
+        (project.folder / name).write_bytes(name.encode())
+    for name in ("own.pt", "log.txt"):
+        (project.folder / name).write_bytes(b"before")
+    run(
+        project,
+        """
+    step()
+    state = model.state_dict()
+    with open("emptied.pt", "wb") as file:
+        torch.save(state, file)
+    assert places(torch.load("emptied.pt").values()) == {"cuda:0"}
+    with open("with more.pt", "wb") as file:
+        torch.save(state, file)
+        file.write(b"more")
+    with open("updated.pt", "r+b") as file:
+        torch.save(state, file)
+    os.remove("removed.pt")
+    assert not os.path.exists("removed.pt")
+    torch.save(state, "removed.pt")
+    os.replace("moved.pt", "under.pt")
+    torch.save(state, "moved.pt")
+    shutil.rmtree("old")
+    assert not os.path.exists("old")
+    for name in ("own.pt", "log.txt"):
+        with open(name, "wb") as file:
+            file.write(b"after")
+    step()
+    step()
+    """,
+    )
+    for name in names:
+        assert (project.folder / name).read_bytes() == name.encode(), name
+    for name in ("own.pt", "log.txt"):
+        assert (project.folder / name).read_bytes() == b"after", name
+    assert not [path for path in project.folder.iterdir() if path.name.startswith(".gpumem")]
+
+
 @pytest.mark.parametrize("end", ["os._exit(0)", "time.sleep(600)", 'torch.empty(1 << 50, device="cuda")'])
 def test_no_file_stays_however_the_program_ends(project: Project, end: str) -> None:
-    project.write("train.py", f"{SAVING}\n    import time\n    step()\n    torch.save(model, 'runs/a.pt')\n    {end}\n")
+    (project.folder / "before.pt").write_bytes(b"mine")
+    saves = "torch.save(model, 'runs/a.pt')\n    torch.save(model, open('before.pt', 'wb'))"
+    project.write("train.py", f"{SAVING}\n    import time\n    step()\n    {saves}\n    {end}\n")
     project.predict("python", "train.py", options=("--timeout", "2"))
     assert not list((project.folder / "runs").iterdir())
+    assert (project.folder / "before.pt").read_bytes() == b"mine"
 
 
 @needs("safetensors")
