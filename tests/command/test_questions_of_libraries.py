@@ -47,7 +47,7 @@ SCRIPT = """
 
     def kinds(*found):  # a tensor's class by what programs can tell of it
         return [
-            "P" if type(one) is nn.Parameter else "T" if isinstance(one, torch.Tensor) else "?" for one in found
+            "P" if type(one) is nn.Parameter else "T" if type(one) is torch.Tensor else "?" for one in found
         ]
 
     def of_torch(x):

@@ -46,6 +46,33 @@ def test_no_tensor_is_a_fake_one_to_a_program(layer: nn.Linear, place: str) -> N
 
 
 @pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_what_torch_gives_is_of_its_own_class(layer: nn.Linear, place: str) -> None:
+    layer.to(place)
+    made = layer.weight * 1
+    made.backward(torch.ones_like(made))
+    halves = made.detach().split(WIDE // 2)
+    for tensor in (made, layer.weight.grad, layer.weight.data, *halves, copy.deepcopy(halves[0]), copy.copy(made)):
+        assert type(tensor) is torch.Tensor
+        assert tensor.device.type == place
+        assert {torch.Tensor: "found"}[type(tensor)] == "found"
+        assert pickle.loads(pickle.dumps(type(tensor))) is torch.Tensor
+        assert pickle.loads(pickle.dumps(tensor)).device.type == place
+    kinds: list[type] = []
+    again = layer.weight * 1
+    again.register_hook(lambda gradient: kinds.append(type(gradient)))
+    (again * again).sum().backward()
+    assert kinds == [torch.Tensor]
+
+
+def test_tensors_of_the_gpu_are_taken_where_torch_leaves_its_modes(layer: nn.Linear) -> None:
+    made = layer.cuda().bias.detach() * 0
+    found = torch.tensor([made[0], 1])
+    assert found.tolist() == [pytest.approx(0, abs=1e-5), 1]
+    assert torch.as_tensor(made).is_cuda
+    assert torch.vmap(lambda row: row * 2)(made).shape == made.shape
+
+
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
 def test_a_parameter_is_of_the_class_of_parameters(layer: nn.Linear, place: str) -> None:
     layer.to(place)
     for parameter in (layer.weight, layer.bias, copy.deepcopy(layer).weight, nn.Parameter(layer.weight)):

@@ -11,14 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from gpumem_tui.simulator.cuda.placing import placing
 from gpumem_tui.simulator.device.base import DEVICE_TYPE
 from gpumem_tui.simulator.device.gpu import SimulatedGpu, backend
-from gpumem_tui.simulator.device.kinds import become, fake_device_of
+from gpumem_tui.simulator.device.kinds import become, fake_device_of, is_dense
 from gpumem_tui.simulator.device.shapes import Untraceable
 
 CUDA = torch.device("cuda", 0)
@@ -162,7 +160,7 @@ def _is_pinned(tensor: torch.Tensor, *_: object, **__: object) -> bool:
 
 
 def _deepcopied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
-    """Do as `torch.Tensor.__deepcopy__`, which clones a tensor of a class of its own only if that has no address."""
+    """Do as `torch.Tensor.__deepcopy__`, which clones what is on the meta device, or of a class and without address."""
     _thread.is_copying = True
     try:
         return tensor.__deepcopy__(memo)  # type: ignore[no-any-return]
@@ -212,7 +210,7 @@ class CudaNames(TorchFunctionMode):
                 return func(*args)
         if func in _TENSORS_OF and not kwargs:
             for value in args[: _TENSORS_OF[func]]:
-                if type(value) not in _OF_HOST:
+                if type(value) not in _OF_HOST or is_dense(value):
                     break
             else:
                 if not _is_transforming():
@@ -285,7 +283,6 @@ class CudaGenerator(torch.Generator):
 def answers(gpu: SimulatedGpu) -> dict[tuple[Any, str], Any]:
     """Return the replaced attributes of tensors and storages, by owner and name."""
     default_type = _DefaultType()
-    convert: Any = FakeTensor.numpy
 
     def device(storage: torch.UntypedStorage) -> torch.device:
         found: torch.device = _STORAGE.device.__get__(storage)  # which of tensors without data is no device
@@ -300,17 +297,17 @@ def answers(gpu: SimulatedGpu) -> dict[tuple[Any, str], Any]:
         except RuntimeError:  # of the host, without data: machine code alone is refused its address
             return 0
 
-    def array(tensor: FakeTensor | nn.Parameter, *args: Any, **kwargs: Any) -> Any:
+    def array(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if not is_here(tensor):
-            return (convert if isinstance(tensor, FakeTensor) else _BASE.numpy)(tensor, *args, **kwargs)
+            return _BASE.numpy(tensor, *args, **kwargs)
         raise TypeError(  # in CUDA's words
             "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory "
             "first."
         )
 
-    def address_in(parameter: nn.Parameter) -> int:
+    def address_in(tensor: torch.Tensor) -> int:
         read: Any = _BASE.data_ptr
-        return read(parameter) if fake_device_of(parameter) is None else _tensor_address(parameter)
+        return read(tensor) if fake_device_of(tensor) is None else _tensor_address(tensor)
 
     nested: Any = torch.nested.nested_tensor
 
@@ -328,14 +325,12 @@ def answers(gpu: SimulatedGpu) -> dict[tuple[Any, str], Any]:
         return nested(rows, **kwargs)
 
     return {
-        (nn.Parameter, "data_ptr"): address_in,
-        (nn.Parameter, "numpy"): array,
-        (FakeTensor, "numpy"): array,
+        (torch.Tensor, "data_ptr"): address_in,
+        (torch.Tensor, "numpy"): array,
         (torch.Tensor, "pin_memory"): _pin,
         (torch.Tensor, "is_pinned"): _is_pinned,
         (torch.UntypedStorage, "device"): property(device),
         (torch.UntypedStorage, "data_ptr"): address,
-        (FakeTensor, "data_ptr"): _tensor_address,
         (torch.UntypedStorage, "is_cuda"): property(lambda storage: storage.device.type == "cuda"),
         (torch.nested, "nested_tensor"): make_nested,
         (torch, "set_default_tensor_type"): default_type.set,
@@ -343,8 +338,13 @@ def answers(gpu: SimulatedGpu) -> dict[tuple[Any, str], Any]:
     }
 
 
+def is_copying() -> bool:
+    """Return whether this thread makes a copy of a tensor by `_deepcopied`."""
+    return getattr(_thread, "is_copying", False)
+
+
 def _tensor_address(tensor: torch.Tensor) -> int:
-    if getattr(_thread, "is_copying", False):
+    if is_copying():
         return 0
     storage = tensor.untyped_storage()
     start = storage.data_ptr() or storage._cdata  # on the host there is no other

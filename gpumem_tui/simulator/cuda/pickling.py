@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.reduction import ForkingPickler
 from pkgutil import resolve_name
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from gpumem_tui.simulator.cuda.loading import Loading
 from gpumem_tui.simulator.device.base import DEVICE_TYPE, StorageView
@@ -75,15 +74,16 @@ def follow(replacements: Replacements, gpu: SimulatedGpu, loading: Loading) -> N
     """
     global _loading
     _loading = loading
-    reduce: Any = FakeTensor.__reduce_ex__
+    reduce: Any = torch.Tensor.__reduce_ex__
     reduce_parameter: Any = nn.Parameter.__reduce_ex__
     share: Any = torch.Tensor.share_memory_
     torch.serialization.add_safe_globals([_rebuilt, _storage])
 
-    def reduce_ex(tensor: FakeTensor, protocol: Any) -> Any:
-        if tensor.fake_device.type not in (DEVICE_TYPE, "cpu"):
+    def reduce_ex(tensor: torch.Tensor, protocol: Any) -> Any:
+        place = fake_device_of(tensor)
+        if place is None or place.type not in (DEVICE_TYPE, "cpu"):
             return reduce(tensor, protocol)
-        return _reduced(gpu, tensor, original_of(type(tensor)))
+        return _reduced(gpu, tensor, place, original_of(type(tensor)))
 
     def reduce_parameter_ex(parameter: nn.Parameter, protocol: Any) -> Any:
         if fake_device_of(parameter) is None:
@@ -96,46 +96,47 @@ def follow(replacements: Replacements, gpu: SimulatedGpu, loading: Loading) -> N
     def shared(tensor: torch.Tensor) -> torch.Tensor:
         return tensor if is_without_data(tensor) else share(tensor)
 
-    replacements.set(FakeTensor, "__reduce_ex__", reduce_ex)
+    replacements.set(torch.Tensor, "__reduce_ex__", reduce_ex)
     replacements.set(nn.Parameter, "__reduce_ex__", reduce_parameter_ex)
     replacements.set(torch.Tensor, "share_memory_", shared)
-    _follow_processes(replacements, reduce_parameter_ex)
+    _follow_processes(replacements, {torch.Tensor: reduce_ex, nn.Parameter: reduce_parameter_ex})
     _follow_types(replacements)
 
 
-def _follow_processes(replacements: Replacements, reduce: Callable[[nn.Parameter, Any], Any]) -> None:
-    """Have parameters without data be sent to other processes by their looks (torch.multiprocessing.reductions)."""
+def _follow_processes(replacements: Replacements, reduces: Mapping[type, Callable[[Any, Any], Any]]) -> None:
+    """Have tensors without data be sent to other processes by their looks (torch.multiprocessing.reductions)."""
     reducers: dict[type, Callable[[Any], Any]] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
-    send = reducers.get(nn.Parameter)
-    if send is None:
-        return
+    for kind, reduce in reduces.items():
+        send = reducers.get(kind)
+        if send is None:
+            continue
 
-    def sent(parameter: nn.Parameter) -> Any:
-        return send(parameter) if fake_device_of(parameter) is None else reduce(parameter, None)
+        def sent(tensor: torch.Tensor, send: Callable[[Any], Any] = send, reduce: Any = reduce) -> Any:
+            return send(tensor) if fake_device_of(tensor) is None else reduce(tensor, None)
 
-    reducers[nn.Parameter] = sent
-    replacements.callback(reducers.__setitem__, nn.Parameter, send)
+        reducers[kind] = sent
+        replacements.callback(reducers.__setitem__, kind, send)
 
 
 def _follow_types(replacements: Replacements) -> None:
-    """Have the class of tensors without data be pickled as that which it represents."""
+    """Have a class of tensors without data be pickled as the program's which it represents."""
     import copyreg
 
     kind: Any = type(torch.Tensor)
 
     def reduce_type(one: type[torch.Tensor]) -> Any:
-        if not issubclass(one, FakeTensor):
-            return one.__qualname__
         shown = original_of(one)
+        if shown is one:
+            return one.__qualname__
         return resolve_name, (f"{shown.__module__}:{shown.__qualname__}",)
 
     copyreg.pickle(kind, reduce_type)
     replacements.callback(copyreg.dispatch_table.pop, kind, None)
 
 
-def _reduced(gpu: SimulatedGpu, tensor: FakeTensor, kind: type[torch.Tensor]) -> Any:
+def _reduced(gpu: SimulatedGpu, tensor: torch.Tensor, device: torch.device, kind: type[torch.Tensor]) -> Any:
     storage = tensor.untyped_storage()
-    place: Place = "cuda" if tensor.fake_device.type == DEVICE_TYPE else "cpu"
+    place: Place = "cuda" if device.type == DEVICE_TYPE else "cpu"
     pickled: _Storage | None = getattr(storage, _MARK, None)
     if pickled is None or pickled.size_bytes != storage.nbytes():
         pickled = _Storage(storage.nbytes(), place)

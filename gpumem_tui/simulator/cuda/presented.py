@@ -29,10 +29,10 @@ from gpumem_tui.simulator.cuda import pickling
 from gpumem_tui.simulator.cuda.loading import Loading, load_script
 from gpumem_tui.simulator.cuda.names import CudaGenerator, CudaNames, by_number, presented, simulated
 from gpumem_tui.simulator.cuda.placing import placing
-from gpumem_tui.simulator.device import host, kinds, recurrent
+from gpumem_tui.simulator.device import host, recurrent
 from gpumem_tui.simulator.device.base import DEVICE_TYPE
 from gpumem_tui.simulator.device.gpu import SimulatedGpu, backend
-from gpumem_tui.simulator.device.kinds import become, fake_device_of, known_length, make_parameter, make_subclass
+from gpumem_tui.simulator.device.kinds import become, fake_device_of, known_length
 from gpumem_tui.simulator.device.mode import DeviceMode
 from gpumem_tui.simulator.device.streams import SimulatedEvent, SimulatedStream, StreamContext
 from gpumem_tui.simulator.torch_internals import Replacements, original
@@ -43,6 +43,7 @@ _CUDNN_VERSION = 91002
 """The compute capabilities that the CUDA wheels of torch 2.10 were built with; answered by a build without CUDA, whose
 own answer is none."""
 
+_META = torch.device("meta")
 _CUDNN_BENCHMARK_LIMIT = 10
 """torch's default (`benchmark_limit_cudnn` in aten/src/ATen/Context.h)."""
 
@@ -256,19 +257,20 @@ def _follow_devices_in_python(replacements: Replacements, gpu: SimulatedGpu) -> 
     real: Any = vars(FakeTensor)["device"]
     read = real.fget
 
-    def device(tensor: FakeTensor) -> torch.device:
+    def device_of_fake(tensor: FakeTensor) -> torch.device:
         return read(tensor) if gpu.mode.is_dispatching else presented(tensor.fake_device)
 
-    def device_of_parameter(parameter: nn.Parameter) -> torch.device:
-        found = fake_device_of(parameter)
+    def device(tensor: torch.Tensor) -> torch.device:
+        found = fake_device_of(tensor)
         if found is None:
-            return presented(cuda_names.device_of(parameter))
-        return found if gpu.mode.is_dispatching else presented(found)
+            return presented(cuda_names.device_of(tensor))
+        if gpu.mode.is_dispatching:
+            return found
+        return _META if cuda_names.is_copying() else presented(found)
 
-    replacements.set(FakeTensor, "device", property(device, real.fset))
-    replacements.set(nn.Parameter, "device", property(device_of_parameter))
-    for kind in (FakeTensor, nn.Parameter):
-        replacements.set(kind, "is_cuda", property(is_here))
+    replacements.set(FakeTensor, "device", property(device_of_fake, real.fset))
+    replacements.set(torch.Tensor, "device", property(device))
+    replacements.set(torch.Tensor, "is_cuda", property(is_here))
     checks = original(checkpoint, "_allowed_determinism_checks_to_fns")
     look = checks["default"]
 
@@ -277,19 +279,13 @@ def _follow_devices_in_python(replacements: Replacements, gpu: SimulatedGpu) -> 
         return {**found, "device": presented(found["device"])}
 
     replacements.set(checkpoint, "_allowed_determinism_checks_to_fns", {**checks, "default": look_at})
-    plain_repr: Any = FakeTensor.__repr__
+    plain_repr: Any = torch.Tensor.__repr__
 
-    def shown(tensor: FakeTensor, **_: Any) -> str:
-        return plain_repr(tensor) if gpu.mode.is_dispatching else cuda_names.text_of(tensor)
+    def shown(tensor: torch.Tensor, **named: Any) -> str:
+        is_fake = fake_device_of(tensor) is not None and not gpu.mode.is_dispatching
+        return cuda_names.text_of(tensor) if is_fake else plain_repr(tensor, **named)
 
-    replacements.set(FakeTensor, "__repr__", shown)
-    for kind in (FakeTensor, nn.Parameter):
-        listed: Any = kind.tolist
-
-        def to_list(tensor: torch.Tensor, _listed: Any = listed) -> Any:
-            return tensor.detach().cpu().tolist() if is_here(tensor) else _listed(tensor)
-
-        replacements.set(kind, "tolist", to_list)
+    replacements.set(torch.Tensor, "__repr__", shown)
     construct: Any = default_devices.DeviceContext.__init__
 
     def make_default(context: Any, device: Any) -> None:
@@ -298,18 +294,11 @@ def _follow_devices_in_python(replacements: Replacements, gpu: SimulatedGpu) -> 
     replacements.set(default_devices.DeviceContext, "__init__", make_default)
     replacements.wrap(torch, "get_default_device", lambda read: presented(read()))
     replacements.set(torch.Tensor, "record_stream", lambda tensor, stream: gpu.memory.record_stream(tensor, stream))
-    make: Any = torch.Tensor._make_subclass
     wrap: Any = torch.Tensor._make_wrapper_subclass
-
-    def subclass(*args: Any, **kwargs: Any) -> Any:
-        return make_subclass(make, *args, **kwargs)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return wrap(*map(simulated, args), **{name: simulated(value) for name, value in kwargs.items()})
 
-    replacements.set(torch.Tensor, "_make_subclass", staticmethod(subclass))
-    replacements.set(torch.Tensor, "as_subclass", kinds.as_subclass)
-    replacements.set(nn.Parameter, "__new__", staticmethod(functools.partial(make_parameter, nn.Parameter.__new__)))
     replacements.set(torch.Tensor, "_make_wrapper_subclass", staticmethod(wrapper))
     replacements.set(torch.Tensor, "nested_int_memo", property(known_length))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
@@ -49,7 +49,8 @@ class Call:
 
     Attributes:
         func, types, args, kwargs: as `__torch_dispatch__` gets them.
-        caller: the Python frame that called the operator; None where C++ alone did.
+        caller: the Python frame that called the operator; none or the engine's where C++ of backward did.
+        shown: those of its tensors that are fake ones while it runs, and not to the program.
     """
 
     func: Any
@@ -57,6 +58,7 @@ class Call:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     caller: FrameType | None = None
+    shown: Sequence[torch.Tensor] = ()
 
 
 Handler = Callable[[Call], Any]

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
+
+from gpumem_tui.simulator.device.kinds import is_without_data
 
 MOST_ELEMENTS = 1 << 25
 """Elements of the largest tensor whose making is kept: as float32 128 MiB, on which one operator takes about 0.05 s."""
@@ -168,7 +169,7 @@ def _inputs(content: Content, values: Any) -> tuple[Callable[[Worked], Any], int
     operators = 0
     givers: dict[int, Callable[[Worked], torch.Tensor]] = {}
     for place, leaf in enumerate(leaves):
-        if isinstance(leaf, FakeTensor):
+        if is_without_data(leaf):
             if leaf.requires_grad or leaf.numel() > MOST_ELEMENTS:
                 raise NotDeferrable
             storage, before = _of_storage(content, leaf)

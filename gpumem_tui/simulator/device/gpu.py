@@ -14,9 +14,7 @@ from typing import Any
 from uuid import UUID
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.optim import optimizer as optimizers
-from torch.utils import _foreach_utils, backend_registration
+from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpumem_tui.catalog.shapes import Gpu
@@ -29,7 +27,7 @@ from gpumem_tui.simulator.allocator.profile import THREADS_PER_BLOCK, WARP_SIZE,
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder
 from gpumem_tui.simulator.allocator.tries import settled
-from gpumem_tui.simulator.device import attention, autocast, eight_bit, kernels, older, recurrent, unregistered
+from gpumem_tui.simulator.device import attention, autocast, eight_bit, kernels, kinds, older, recurrent, unregistered
 from gpumem_tui.simulator.device.base import DEVICE_TYPE
 from gpumem_tui.simulator.device.engine import Passes
 from gpumem_tui.simulator.device.memory import DeviceMemory
@@ -43,7 +41,7 @@ from gpumem_tui.simulator.device.streams import (
     StreamContext,
     Streams,
 )
-from gpumem_tui.simulator.torch_internals import Replacements, extend
+from gpumem_tui.simulator.torch_internals import Replacements
 from gpumem_tui.step import Phase
 from gpumem_tui.step.phases import in_backward
 from gpumem_tui.step.sites import SiteFinder
@@ -147,6 +145,11 @@ class SimulatedGpu:
             number = self.memory.allocation_of(local(tensor))
             if number is not None:
                 self.recorder.tag(number, bucket, part)
+
+    def number_of(self, tensor: torch.Tensor) -> int | None:
+        """Return the number of a tensor's allocation, from 1 on; 0 of the program's data, None of one elsewhere."""
+        number = self.memory.allocation_of(local(tensor))
+        return 0 if number and self.recorder.is_data(number) else number
 
     def loaded(self, tensors: Iterable[torch.Tensor], source: str) -> None:
         """State that a line has loaded these tensors from a checkpoint, unless the program makes them its own."""
@@ -396,10 +399,6 @@ def register() -> None:
     attention.register(lambda: backend._gpu.profile)
     recurrent.register(lambda: backend._gpu)
     eight_bit.follow_bitsandbytes(lambda: backend._gpu)
-    # CUDA's optimizers and gradient clipping take all tensors at once by default, which needs scratch for all of them;
-    # torch's test for that goes by the exact type of a parameter.
-    for owner in (optimizers, _foreach_utils):
-        extend(owner, "_foreach_supported_types", FakeTensor)
     _registered = True
 
 
@@ -422,16 +421,12 @@ def simulate(gpu: SimulatedGpu) -> Iterator[torch.device]:
         gpu.memory.resized(storage)
         return result
 
-    def format_scalar(tensor: torch.Tensor, specification: str) -> str:
-        """Return ``f"{loss:.4f}"`` of a tensor of one element, which plain tensors format as its value."""
-        return format(tensor.item() if tensor.dim() == 0 else object.__str__(tensor), specification)
-
     with Replacements() as replacements:
         replacements.wrap(torch.autograd, "_engine_run_backward", backward)
         replacements.wrap(torch.UntypedStorage, "resize_", followed_resize)
-        replacements.set(FakeTensor, "__format__", format_scalar)
         # Pinning takes host memory only, and nothing is copied here that would be faster for it.
         replacements.set(torch.Tensor, "pin_memory", lambda tensor, *_, **__: tensor)
+        kinds.follow_classes(replacements)
         replacements.set(torch._C, "_conv_determine_backend_memory_format", kernels.convolution_layout)
         for name, kernel in attention.ASKED_FOR.items():
             replacements.set(torch._C, name, attention.can_use(kernel, lambda: gpu.profile))

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 
+from gpumem_tui.simulator.device.kinds import fake_device_of, is_without_data
 from gpumem_tui.step.sites import callers, is_own
 from gpumem_tui.workload.errors import LIBRARIES
 
@@ -68,7 +68,9 @@ def ends_on_device(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
             )
             or is_offloaded(kwargs.get("dtype"))
         )
-    source = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
+    source = args[0][0] if isinstance(args[0], (list, tuple)) else args[0]
+    if not isinstance(source, torch.Tensor):  # a number, which `torch.vmap` copies so
+        return False
     if source.numel() < _LARGE_ELEMENTS or not source.is_floating_point() or source.is_meta:
         return False
     if is_offloaded(source.dtype):
@@ -142,13 +144,13 @@ def is_copied_offloaded(tensor: torch.Tensor) -> bool:
     return is_large and is_offloaded(tensor.dtype)
 
 
-def is_to_host(tensor: FakeTensor, kwargs: Mapping[str, Any]) -> bool:
+def is_to_host(tensor: torch.Tensor, kwargs: Mapping[str, Any]) -> bool:
     """Return whether a copy brings a tensor of the device to the host, where tensors have values."""
-    device = kwargs.get("device")
-    return device is not None and device.type == "cpu" and tensor.fake_device.type != "cpu"
+    device, place = kwargs.get("device"), fake_device_of(tensor)
+    return device is not None and device.type == "cpu" and place is not None and place.type != "cpu"
 
 
 def holds_values(args: tuple[Any, ...]) -> bool:
     """Return whether what is copied, the last of a copy's tensors, is on the host."""
     source = [argument for argument in args[:2] if isinstance(argument, torch.Tensor)][-1]
-    return not isinstance(source, FakeTensor)
+    return not is_without_data(source)

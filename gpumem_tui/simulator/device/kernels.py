@@ -17,7 +17,7 @@ from torch._prims_common import suggest_memory_format
 from torch.autograd.graph import _engine_run_backward
 
 from gpumem_tui.simulator.allocator.profile import Profile
-from gpumem_tui.simulator.device.base import DEVICE_TYPE, library
+from gpumem_tui.simulator.device.base import DEVICE_TYPE, Call, library
 from gpumem_tui.simulator.torch_internals import original, replace_everywhere
 from gpumem_tui.step.phases import MarkedEngine
 from gpumem_tui.step.sites import callers
@@ -261,16 +261,14 @@ def evaluation() -> Evaluation | None:
     return backward, node._sequence_nr() if node is not None else -1
 
 
-def in_place(
-    func: Any, args: tuple[Any, ...], made_in: Callable[[torch.Tensor], Evaluation | None], caller: FrameType | None
-) -> Any:
+def in_place(call: Call, made_in: Callable[[torch.Tensor], Evaluation | None]) -> Any:
     """Return the operator that a GPU would run instead of one of `IN_PLACE`: its in-place form, or itself.
 
     Args:
-        func, args: the operator and its arguments.
+        call: of such an operator.
         made_in: the formula that made a tensor's storage.
-        caller: the Python frame that called the operator; none or the engine's where C++ of backward did.
     """
+    func, args, caller = call.func, call.args, call.caller
     if torch.is_grad_enabled():
         return func
     if caller is not None and caller.f_code not in _STARTS_BACKWARD:
@@ -282,7 +280,7 @@ def in_place(
     if func is _ADD:
         # `InputBuffer::accumulate`: a gradient that waits in the engine was made by another formula than the one at
         # work, or by this one if it gives two to one node.
-        if (is_own and not _gives_twice()) or not _is_accumulated(args):
+        if (is_own and not _gives_twice()) or not _is_accumulated(call):
             return func
         return _aten.add_.Tensor
     twin = _INTO_ZEROS.get(func) or _INTO_OWN_RESULT.get(torch._C._current_autograd_node().name(), {}).get(func)
@@ -296,15 +294,15 @@ def _gives_twice() -> bool:
     return len(set(edges)) < len(edges)
 
 
-def _is_accumulated(args: tuple[Any, ...]) -> bool:
+def _is_accumulated(call: Call) -> bool:
     """Return `can_accumulate_inplace` (torch/csrc/autograd/input_buffer.cpp) of two gradients of one shape."""
-    waiting, arrived = args
+    waiting, arrived = call.args
     return (
         isinstance(arrived, torch.Tensor)
         and waiting.shape == arrived.shape
         and waiting.dtype == arrived.dtype
         and _is_dense(waiting)
-        and _is_held_once(args)
+        and _is_held_once(call)
     )
 
 
@@ -328,12 +326,13 @@ _TENSOR_REFERENCES, _STORAGE_REFERENCES, _PYTHON_REFERENCES = 4, 1 + _MORE, _ref
 """References to a tensor that the engine alone holds, as seen here: the others are its way to Python."""
 
 
-def _is_held_once(args: tuple[Any, ...]) -> bool:
-    storage = args[0].untyped_storage()
+def _is_held_once(call: Call) -> bool:
+    args, storage = call.args, call.args[0].untyped_storage()
+    by_us = sum(one is args[0] for one in call.shown)
     return (
         args[0]._use_count() <= _TENSOR_REFERENCES
         and torch._C._storage_Use_Count(storage._cdata) <= _STORAGE_REFERENCES
-        and _references(args) <= _PYTHON_REFERENCES
+        and _references(args) <= _PYTHON_REFERENCES + by_us
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,28 +14,36 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode
 
+from gpumem_tui.simulator.torch_internals import Replacements
+
 _PLAIN = (torch.Tensor, nn.Buffer)
 
 
 class _FakeParameter(FakeTensor, nn.Parameter, metaclass=type(nn.Parameter)):  # type: ignore[metaclass]
-    """A parameter without data, while an operator works on it and only then.
+    """A parameter without data, while an operator works on it and only then (see `as_fakes`)."""
 
-    To the program it is an `nn.Parameter` and nothing else: ``type(p) is nn.Parameter``, which libraries ask, and call
-    to make another one. Its dispatch keys bring its operators to the mode anyway.
-    """
+
+_SHOWN = frozenset((torch.Tensor, nn.Parameter))
+"""What a tensor without data is to the program: ``type(x) is torch.Tensor``, which libraries ask, and call to make
+another one. Its dispatch keys bring its operators to the mode anyway."""
 
 
 _OF_FAKES = "fake_mode"
 """An attribute that every fake tensor has, and no other one."""
 
+_DISPATCH = "__torch_dispatch__"
 _STATE_OF_FAKES = frozenset(
-    ("_fake_device", "fake_device", _OF_FAKES, "constant", "pytype", "dispatch_keys", "real_tensor")
+    ("_fake_device", "fake_device", _OF_FAKES, "constant", "pytype", "dispatch_keys", "real_tensor", _DISPATCH)
 )
 
 
 def is_without_data(tensor: object) -> bool:
-    """Return whether a tensor has no data, a parameter that a program holds included."""
-    return isinstance(tensor, FakeTensor) or (type(tensor) is nn.Parameter and _OF_FAKES in tensor.__dict__)
+    """Return whether a tensor has no data, while an operator works on it or as the program has it."""
+    return isinstance(tensor, FakeTensor) or _is_shown(tensor)
+
+
+def _is_shown(value: Any) -> bool:
+    return type(value) in _SHOWN and _OF_FAKES in value.__dict__
 
 
 def is_of_fakes(name: str) -> bool:
@@ -49,77 +58,98 @@ def fake_device_of(tensor: torch.Tensor) -> torch.device | None:
     return device
 
 
-def parameters_among(values: Iterable[Any]) -> list[nn.Parameter]:
-    """Return the parameters without data among an operator's arguments, which are not yet fake tensors."""
-    found = []
+def shown_among(values: Iterable[Any]) -> list[torch.Tensor]:
+    """Return the tensors without data among an operator's arguments that are not fake tensors, as the program has them.
+
+    Kernels of a GPU call no method of a program's class; torch's shape functions would, as `new_empty`, which MONAI's
+    tensors have.
+    """
+    found: list[torch.Tensor] = []
     for value in values:
         kind = type(value)
-        if kind is nn.Parameter:
+        if kind is list or kind is tuple:
+            found += shown_among(value)
+        elif kind in _SHOWN:
             if _OF_FAKES in value.__dict__:
                 found.append(value)
-        elif kind is list or kind is tuple:
-            found += [one for one in value if type(one) is nn.Parameter and _OF_FAKES in one.__dict__]
+        elif issubclass(kind, _Asked):
+            found.append(value)
     return found
 
 
-def of_classes_among(types: Iterable[type], values: Iterable[Any]) -> list[torch.Tensor]:
-    """Return the tensors without data of a program's classes among an operator's arguments.
-
-    Kernels of a GPU call no method of these; torch's shape functions would, as `new_empty`, which MONAI's tensors have.
-
-    Args:
-        types: the classes that torch found among the arguments, which say at once if missing.
-    """
-    if not any(issubclass(kind, _Asked) for kind in types):
-        return []
-    listed: list[Any] = [one for value in values for one in (value if type(value) in (list, tuple) else (value,))]
-    found: dict[int, torch.Tensor] = {id(one): one for one in listed if issubclass(type(one), _Asked)}
-    return list(found.values())
+def as_fakes(tensors: Sequence[torch.Tensor]) -> list[type[torch.Tensor]]:
+    """Have tensors without data be fake tensors, to torch's shape functions and to ours; return what they were."""
+    kinds = list(map(type, tensors))
+    for tensor, kind in zip(tensors, kinds, strict=True):
+        tensor.__class__ = _FakeParameter if kind is nn.Parameter else FakeTensor
+    return kinds
 
 
-@contextmanager
-def as_fakes(tensors: Sequence[torch.Tensor], kind: type[FakeTensor] = _FakeParameter) -> Iterator[None]:
-    """Have parameters without data be fake tensors within the context, to torch's shape functions and to ours.
-
-    Tensors of a program's classes are plain ones within it. Parameters may be added to the list within it.
-    """
-    before = {id(tensor): type(tensor) for tensor in tensors}
-    for tensor in tensors:
-        tensor.__class__ = kind if type(tensor) is nn.Parameter else FakeTensor
-    try:
-        yield
-    finally:
-        for tensor in tensors:
-            tensor.__class__ = before.get(id(tensor), nn.Parameter)
+def as_before(tensors: Sequence[torch.Tensor], kinds: Sequence[type[torch.Tensor]]) -> None:
+    """Have tensors be again what they were before `as_fakes`."""
+    for tensor, kind in zip(tensors, kinds, strict=True):
+        tensor.__class__ = kind
 
 
-_live: weakref.WeakValueDictionary[int, nn.Parameter] = weakref.WeakValueDictionary()
-"""The parameters without data that there are, by their identity."""
+def show(result: Any) -> Any:
+    """Return what an operator gives, with its tensors as the program is to have them; those of its own modes stay."""
+    kind = type(result)
+    if kind is FakeTensor:
+        dispatch = getattr(result.fake_mode, "dispatched", None)
+        if dispatch is not None:
+            result.__dict__[_DISPATCH] = dispatch
+            if _tracked is not None:
+                _keep_track(result)
+            if _as_fakes_now is None:
+                result.__class__ = torch.Tensor
+    elif kind is list or kind is tuple:
+        for one in result:
+            show(one)
+    return result
 
 
-_as_fakes_now: list[nn.Parameter] | None = None
+_Tracked = weakref.WeakValueDictionary[int, torch.Tensor]
+_tracked: _Tracked | None = None
+"""The tensors without data that there are, by their identity, from the first compiled code on."""
+
+_as_fakes_now: dict[int, type[torch.Tensor]] | None = None
+"""Within `all_as_fakes`, what tensors are to the program, by their identity."""
 
 
 @contextmanager
 def all_as_fakes() -> Iterator[None]:
-    """Have every parameter without data be a fake tensor within the context: Dynamo knows tensors by these classes.
+    """Have every tensor without data be a fake tensor within the context: Dynamo knows tensors by these classes.
 
     This includes objects made within it, as FSDP2 makes a block's whole parameters before it is first called.
     """
-    global _as_fakes_now
-    before, _as_fakes_now = _as_fakes_now, parameters_among(list(_live.values()))
-    try:
-        with as_fakes(_as_fakes_now, FakeTensor):
-            yield
-    finally:
-        _as_fakes_now = before
-
-
-def _keep_track(parameter: nn.Parameter) -> None:
-    _live[id(parameter)] = parameter
+    global _as_fakes_now, _tracked
     if _as_fakes_now is not None:
-        parameter.__class__ = FakeTensor  # type: ignore[assignment]
-        _as_fakes_now.append(parameter)
+        yield
+        return
+    if _tracked is None:
+        _tracked = weakref.WeakValueDictionary((id(one), one) for one in gc.get_objects() if _is_shown(one))
+    _as_fakes_now = {}
+    for one in list(_tracked.values()):
+        _keep_track(one)
+    try:
+        yield
+    finally:
+        shown, _as_fakes_now = _as_fakes_now, None
+        for one in list(_tracked.values()):
+            if type(one) is FakeTensor:
+                one.__class__ = shown.get(id(one), torch.Tensor)  # type: ignore[assignment]
+
+
+def _keep_track(tensor: torch.Tensor) -> None:
+    if _tracked is None or not (_is_shown(tensor) or type(tensor) is FakeTensor):
+        return
+    _tracked[id(tensor)] = tensor
+    if _as_fakes_now is not None:
+        if type(tensor) is nn.Parameter:
+            _as_fakes_now[id(tensor)] = nn.Parameter
+        else:
+            _as_fakes_now.pop(id(tensor), None)  # of one that is gone
+        tensor.__class__ = FakeTensor
 
 
 class _Asked:
@@ -130,9 +160,10 @@ class _Asked:
         return torch.Tensor.__torch_function__.__func__(cls, *args)  # type: ignore[attr-defined]
 
 
-def is_dense(kind: type) -> bool:
-    """Return whether instances of a class are fake tensors or parameters of which there is no more to know."""
-    return kind is FakeTensor or kind is _FakeParameter
+def is_dense(value: Any) -> bool:
+    """Return whether a value is a tensor without data, of torch's own class."""
+    kind = type(value)
+    return kind is FakeTensor or kind is _FakeParameter or (kind is torch.Tensor and _OF_FAKES in value.__dict__)
 
 
 @functools.cache
@@ -141,7 +172,7 @@ def without_data(kind: type[torch.Tensor]) -> type[torch.Tensor]:
     if issubclass(kind, FakeTensor) or kind is nn.Parameter:
         return kind
     if kind in _PLAIN:
-        return FakeTensor
+        return torch.Tensor
     metaclass: Any = type(kind)
     told = {"__module__": kind.__module__, "__dict__": property(_ATTRIBUTES.__get__, _set_attributes)}
     made: type[torch.Tensor] = metaclass(kind.__name__, (kind, _Asked, FakeTensor), told)
@@ -175,8 +206,7 @@ def make_subclass(make: Callable[..., Any], kind: type[torch.Tensor], data: Any,
     made: Any = data.detach().requires_grad_(requires_grad)
     made.__class__ = without_data(kind)
     made._is_param = issubclass(kind, nn.Parameter)
-    if kind is nn.Parameter:
-        _keep_track(made)
+    _keep_track(made)
     return made
 
 
@@ -190,12 +220,32 @@ def as_subclass(tensor: torch.Tensor, kind: type[torch.Tensor]) -> Any:
     with torch._C.DisableTorchFunctionSubclass():
         made = torch.ops.aten.alias(tensor)
     made.__class__ = without_data(kind)
+    _keep_track(made)
     return made
+
+
+def follow_classes(replacements: Replacements) -> None:
+    """Have torch's functions that go by a tensor's class take those without data."""
+    to_list: Any = torch.Tensor.tolist
+    to_list_of_fake: Any = FakeTensor.tolist
+
+    def listed(tensor: torch.Tensor) -> Any:
+        device = fake_device_of(tensor)
+        if device is None:
+            return to_list(tensor)
+        return to_list_of_fake(tensor) if device.type == "cpu" else tensor.detach().cpu().tolist()
+
+    replacements.set(torch.Tensor, "tolist", listed)
+    replacements.set(FakeTensor, "tolist", listed)
+    make: Any = torch.Tensor._make_subclass
+    replacements.set(torch.Tensor, "_make_subclass", staticmethod(functools.partial(make_subclass, make)))
+    replacements.set(torch.Tensor, "as_subclass", as_subclass)
+    replacements.set(nn.Parameter, "__new__", staticmethod(functools.partial(make_parameter, nn.Parameter.__new__)))
 
 
 def plain(value: Any) -> Any:
     """Return a tensor of the host as `torch.Tensor` where it is of a program's class, which no shape function knows."""
-    if not isinstance(value, torch.Tensor) or type(value) in (*_PLAIN, nn.Parameter) or isinstance(value, FakeTensor):
+    if not isinstance(value, torch.Tensor) or type(value) in _SHOWN or isinstance(value, FakeTensor):
         return value
     return _as_subclass(value, torch.Tensor)
 
@@ -221,7 +271,7 @@ def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
     made: Any = other.detach().requires_grad_(tensor.requires_grad)
     if isinstance(tensor, nn.Parameter):
         made._is_param = True
-    if isinstance(made, FakeTensor) or type(tensor) is nn.Parameter:
+    if is_without_data(made) or type(tensor) is nn.Parameter:
         made.__class__ = without_data(type(tensor))
     known = vars(made)
     kept = {name: value for name, value in vars(tensor).items() if name not in known and not is_of_fakes(name)}
@@ -236,8 +286,7 @@ def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
         setattr(tensor, slot, there)
         setattr(made, slot, here)
     torch._C._swap_tensor_impl(tensor, made)
-    if type(tensor) is nn.Parameter:
-        _keep_track(tensor)
+    _keep_track(tensor)
 
 
 def known_length(tensor: torch.Tensor) -> torch.SymInt | None:

@@ -12,7 +12,6 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from gpumem_tui.memory import Bucket
 from gpumem_tui.simulator.allocator.blocks import Block
@@ -26,7 +25,7 @@ from gpumem_tui.simulator.device.convolution import NAMES as CONVOLUTIONS
 from gpumem_tui.simulator.device.convolution import is_by_cudnn, passes
 from gpumem_tui.simulator.device.deferred import Deferred
 from gpumem_tui.simulator.device.kernels import MADE, Evaluation, evaluation
-from gpumem_tui.simulator.device.kinds import fake_device_of
+from gpumem_tui.simulator.device.kinds import fake_device_of, is_without_data
 from gpumem_tui.simulator.device.scratch import MAKING, MATRIX_PRODUCTS, is_assumed, scratch, takes_cublaslt
 from gpumem_tui.simulator.device.streams import SimulatedStream
 from gpumem_tui.simulator.device.taken import Uniform
@@ -124,7 +123,7 @@ class DeviceMemory:
         if isinstance(result, torch.Tensor):
             if is_here(result):
                 self._record_storage(result.untyped_storage(), result)
-            elif not isinstance(result, FakeTensor):
+            elif not is_without_data(result):
                 result.zero_()  # copied from where there are no values
         elif isinstance(result, (list, tuple)):
             for item in result:

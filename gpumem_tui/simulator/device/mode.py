@@ -29,12 +29,13 @@ from gpumem_tui.simulator.device.base import DEVICE_TYPE, Call, DeviceParts, Han
 from gpumem_tui.simulator.device.kinds import (
     MAKES_SPARSE,
     HostConverter,
+    as_before,
     as_fakes,
     fake_device_of,
     is_without_data,
     nested_length,
-    of_classes_among,
-    parameters_among,
+    show,
+    shown_among,
 )
 from gpumem_tui.simulator.device.memory import DeviceMemory
 from gpumem_tui.simulator.device.results import Results
@@ -50,6 +51,8 @@ _aten: Any = torch.ops.aten
 _DEVICE: Any = torch.ops.prim.device.default
 _NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
 _IS_PINNED, _LIFT_FRESH = _aten.is_pinned.default, _aten.lift_fresh.default
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+_META = torch.device("meta")
 _AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 _ADD, _ADD_IN_PLACE = _aten.add.Tensor, _aten.add_.Tensor
 
@@ -160,21 +163,33 @@ class DeviceMode(FakeTensorMode):
             return self._run_higher_order(func, args, kwargs)
         if not all(map(_is_followed, types)):
             return NotImplemented  # a kind of its own, as DTensor: what it does with the tensors in it comes here again
-        given = (*args, *kwargs.values()) if kwargs else args
-        parameters = parameters_among(given)
         if func in _CUTS:
             self.rows_asked_for = max(self.rows_asked_for, _rows_asked_for(func, args))
         call = Call(func, types, args, _as_here(kwargs) if kwargs else kwargs, sys._getframe().f_back)
-        if parameters or _concerns_device(types, call.kwargs):
-            return self._run_on_device(call, [*parameters, *of_classes_among(types, given)])
-        return self._on_host.get(func, self._run_on_host)(call)
+        if types or _concerns_device(call.kwargs):
+            result = self._run_on_device(call)
+        else:
+            result = self._on_host.get(func, self._run_on_host)(call)
+        return result if self.is_dispatching else show(result)
 
-    def _run_on_device(self, call: Call, others: Sequence[torch.Tensor]) -> Any:
-        """Run an operator that concerns the device; one thread at a time.
+    def dispatched(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Do as `FakeTensor.__torch_dispatch__` where no mode is on, as in C++ of `torch.tensor`.
 
-        Args:
-            others: parameters, and tensors of a program's classes, among its arguments: fake tensors while it runs.
+        Every tensor without data has it as an attribute of its own, since its class has none.
         """
+        if func is _DEVICE:
+            return _META if self.in_kernel_invocation else fake_device_of(args[0])
+        if self.is_dispatching:
+            return FakeTensor.__torch_dispatch__(func, types, args, kwargs or {})
+        if torch._C._get_dispatch_mode(_FAKE) is not None:  # it is on, and leaves what is asked to another class
+            return NotImplemented
+        with self:
+            return func(*args, **(kwargs or {}))
+
+    def _run_on_device(self, call: Call) -> Any:
+        """Run an operator that concerns the device; one thread at a time."""
         func = call.func
         if not self.is_dispatching:
             device = call.kwargs.get("device")
@@ -185,17 +200,18 @@ class DeviceMode(FakeTensorMode):
                 return made
         with self._turn:
             self._in_turn = threading.get_ident()
+            call.shown = shown_among((*call.args, *call.kwargs.values()) if call.kwargs else call.args)
+            call.types = (*call.types, FakeTensor)
+            kinds, shown = as_fakes(call.shown), call.shown
             try:
-                if not others:
-                    return self._handler(func)(call)
-                with as_fakes(others):
-                    call.types = (*call.types, FakeTensor)
-                    return self._handler(func)(call)
+                return self._handler(func)(call)
             except Exception as error:
                 is_final = isinstance(error, Untraceable) or self.is_dispatching
                 if is_final or not (in_backward() or isinstance(error, NotImplementedError)):
                     raise
                 raise self.results.failed(call, error) from error
+            finally:
+                as_before(shown, kinds)
 
     def _handler(self, func: Any) -> Handler:
         """Return what runs an operator on the device, of which this thread may now allocate."""
@@ -246,7 +262,7 @@ class DeviceMode(FakeTensorMode):
     def _follow_in_place(self, call: Call) -> Any:
         """Follow an operator that backward runs in place where nothing else holds what it works on."""
         if in_backward():
-            call.func = kernels.in_place(call.func, call.args, self._memory.made_in, call.caller)
+            call.func = kernels.in_place(call, self._memory.made_in)
         return self._follow(call)
 
     def _follow_on_all(self, call: Call) -> Any:
@@ -395,9 +411,7 @@ def _on_meta(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(map(placed, args))
 
 
-def _concerns_device(types: Any, kwargs: Mapping[str, Any]) -> bool:
-    if any(issubclass(kind, FakeTensor) for kind in types):
-        return True
+def _concerns_device(kwargs: Mapping[str, Any]) -> bool:
     device = kwargs.get("device")
     return device is not None and torch.device(device).type == DEVICE_TYPE
 

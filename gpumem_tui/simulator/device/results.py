@@ -26,6 +26,7 @@ from gpumem_tui.simulator.device.answers import MISS, Answers
 from gpumem_tui.simulator.device.asking import is_checked
 from gpumem_tui.simulator.device.base import Call, DeviceParts, Handler, StorageView
 from gpumem_tui.simulator.device.detectors import Detectors
+from gpumem_tui.simulator.device.kinds import is_without_data, show
 from gpumem_tui.simulator.device.memory import DeviceMemory
 from gpumem_tui.simulator.device.shapes import (
     INTO_WIDER,
@@ -285,7 +286,7 @@ class Results:
 
     def shaped_as(self, known: Any) -> Any:
         """Make tensors without data of the shapes of `known`; parts of one storage if those are, without data."""
-        if isinstance(known, torch.Tensor) and not isinstance(known, FakeTensor):
+        if isinstance(known, torch.Tensor) and not is_without_data(known):
             elem = known
             if not known.is_meta:
                 elem = torch.empty_strided(known.shape, known.stride(), dtype=known.dtype, device="meta")
@@ -295,10 +296,14 @@ class Results:
     def view_of(
         self, storage: torch.UntypedStorage, view: StorageView, device: torch.device | None = None
     ) -> torch.Tensor:
-        """Make a tensor without data that is so laid out in a storage: on the device, or on `device`, the host."""
+        """Make a tensor without data that is so laid out in a storage, for the program: on the device, or on the host.
+
+        Args:
+            device: the host; None for the device.
+        """
         with torch._C.DisableTorchFunction(), _WithoutDispatch():
             elem = torch.empty(0, dtype=view.dtype, device="meta")
             elem.set_(storage, view.offset, view.shape, view.stride)
             if device is not None and device.type == "cpu":
-                return FakeTensor(self._mode, elem, device)
-            return self._answers.on_device(elem)
+                return show(FakeTensor(self._mode, elem, device))  # type: ignore[no-any-return]
+            return show(self._answers.on_device(elem))  # type: ignore[no-any-return]

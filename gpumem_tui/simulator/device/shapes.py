@@ -11,13 +11,12 @@ import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensor,
     UnsupportedOperatorException,
 )
 from torch.utils import _pytree as pytree
 
 from gpumem_tui.simulator.allocator.assumptions import Assumption, End, Kind
-from gpumem_tui.simulator.device.kinds import is_sparse
+from gpumem_tui.simulator.device.kinds import is_sparse, is_without_data
 from gpumem_tui.simulator.device.uses import ReadAt, reaches
 from gpumem_tui.simulator.device.values import SHAPED_BY_VALUES, UnknownValue, Values
 
@@ -362,13 +361,13 @@ def result_by_example(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
     leaves = pytree.tree_leaves((args, dict(kwargs)))
     if any(isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided for leaf in leaves):
         raise NoExample
-    fakes = [leaf for leaf in leaves if isinstance(leaf, FakeTensor)]
+    fakes = [leaf for leaf in leaves if is_without_data(leaf)]
     if sum(math.prod(fake.shape) for fake in fakes) > _MOST_ELEMENTS:
         raise NoExample
     on_host = torch.device("cpu")
 
     def example(leaf: Any) -> Any:
-        if isinstance(leaf, FakeTensor):
+        if is_without_data(leaf):
             return torch.ones_like(torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=on_host))
         return on_host if isinstance(leaf, torch.device) else leaf
 

@@ -14,9 +14,9 @@ from itertools import product
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from gpumem_tui.simulator.allocator.assumptions import End, Kind
+from gpumem_tui.simulator.device.kinds import is_without_data
 
 FEW = 2
 """Rows that are kept at the fewest: none are an error to programs that take a mean or a largest value of them, and one
@@ -321,7 +321,7 @@ class Taken:
 
     def _one_hot_of(self, index: torch.Tensor, numbers: Any, result: torch.Tensor) -> Uniform | None:
         """Return what comparing classes with the numbers of them all gives, as `torch.nn.functional.one_hot` does."""
-        known = self._known.of(numbers) if isinstance(numbers, FakeTensor) else numbers
+        known = self._known.of(numbers) if is_without_data(numbers) else numbers
         if known is None or known.dim() != 1 or not torch.equal(known, torch.arange(len(known), dtype=known.dtype)):
             return None
         return self.one_hot(result, result.dim() - 1, index)
@@ -365,12 +365,12 @@ class Taken:
 
     def _of_each(self, tensor: torch.Tensor, *, is_counted: bool) -> Uniform | None:
         """Return what each element of a tensor is taken for; None where they may differ, or we know nothing."""
-        taken = self._known.taken_for(tensor) if isinstance(tensor, FakeTensor) else None
+        taken = self._known.taken_for(tensor) if is_without_data(tensor) else None
         if taken is not None:
             return taken
         if is_counted and tensor.dtype is torch.bool and self._known.is_unknown(tensor):
             return Uniform.truth(False)
-        known = self._known.of(tensor) if isinstance(tensor, FakeTensor) else tensor
+        known = self._known.of(tensor) if is_without_data(tensor) else tensor
         if known is None or known.dtype not in WHOLE or not known.numel() or known.is_meta:
             return None
         least, most = (int(end) for end in torch.aminmax(known.int() if known.dtype is torch.bool else known))
@@ -380,7 +380,7 @@ class Taken:
         """Return one number for all elements: as `read` where they are unknown, None where they may differ."""
         if not isinstance(value, torch.Tensor):
             return float(value)
-        known = self._known.of(value) if isinstance(value, FakeTensor) else value
+        known = self._known.of(value) if is_without_data(value) else value
         if known is None:
             taken = self._known.taken_for(value)
             return float(taken.value) if taken is not None else UNKNOWN_NUMBER * value.is_floating_point()

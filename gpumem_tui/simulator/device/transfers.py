@@ -7,14 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from gpumem_tui.simulator.allocator.assumptions import Kind
 from gpumem_tui.simulator.device import host
 from gpumem_tui.simulator.device.answers import COPY, TO_COPY
 from gpumem_tui.simulator.device.asking import decides, passes_on
 from gpumem_tui.simulator.device.base import Call, DeviceParts, Handler
-from gpumem_tui.simulator.device.kinds import plain
+from gpumem_tui.simulator.device.kinds import is_without_data, plain
 from gpumem_tui.simulator.device.loops import MOST_ROUNDS, Asked, asked
 from gpumem_tui.simulator.device.memory import DeviceMemory
 from gpumem_tui.simulator.device.results import Results
@@ -198,7 +197,7 @@ class Transfers:
         """Copy a tensor into another one."""
         call.args = tuple(map(plain, call.args))
         target = call.args[0]
-        if not isinstance(target, FakeTensor):
+        if not is_without_data(target):
             return self._copy_to_host(call)
         result = self._follow(call)
         if target.fake_device.type == "cpu":
@@ -210,7 +209,7 @@ class Transfers:
     def _copy_within(self, call: Call) -> Any:
         """Copy a tensor as a part of an operator."""
         call.args = tuple(map(plain, call.args))
-        if call.func is COPY and not isinstance(call.args[0], FakeTensor):
+        if call.func is COPY and not is_without_data(call.args[0]):
             return self._copy_to_host(call)
         return self._results.as_torch_does(call)
 

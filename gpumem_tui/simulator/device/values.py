@@ -17,7 +17,6 @@ from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from gpumem_tui.simulator.allocator.assumptions import End
 from gpumem_tui.simulator.device import host
@@ -31,7 +30,7 @@ from gpumem_tui.simulator.device.deferred import (
     deferred_result,
     span_bytes,
 )
-from gpumem_tui.simulator.device.kinds import is_dense
+from gpumem_tui.simulator.device.kinds import is_dense, is_without_data
 from gpumem_tui.simulator.device.scratch import MATRIX_PRODUCTS
 from gpumem_tui.simulator.device.taken import (
     UNKNOWN_NUMBER,
@@ -227,7 +226,7 @@ class Values:
                 self._assume(func, args, kwargs, result)
             else:
                 self._follow_result(rule, func, args, kwargs, result)
-        elif func._opname in _UNINITIALIZED and is_dense(type(result)) and _is_small(result):
+        elif func._opname in _UNINITIALIZED and is_dense(result) and _is_small(result):
             holder = self._holder(result)
             if holder is not None:
                 holder.values = Unwritten.YET
@@ -365,7 +364,7 @@ class Values:
 
     def _defer(self, rule: _Rule, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> bool:
         """Keep how a result can be worked out, where that is possible."""
-        if rule.is_drawn or not is_dense(type(result)) or result.dtype not in _KEPT_TYPES:
+        if rule.is_drawn or not is_dense(result) or result.dtype not in _KEPT_TYPES:
             return False
         holder = self._holder(result)
         if holder is None:
@@ -382,7 +381,7 @@ class Values:
 
     def _refer(self, source: torch.Tensor, made: torch.Tensor) -> Deferred | None:
         """Return what a copy of a large host tensor holds, of data and not of a model's weights."""
-        if isinstance(source, FakeTensor) or source.requires_grad or source.is_meta or host.is_moving_model():
+        if is_without_data(source) or source.requires_grad or source.is_meta or host.is_moving_model():
             return None
         is_followed = source.layout is torch.strided and made.dtype in _KEPT_TYPES and source.dtype in _KEPT_TYPES
         is_whole = not made.storage_offset() and made.untyped_storage().nbytes() == span_bytes(made)
@@ -391,7 +390,7 @@ class Values:
     def _assume(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """Assume what tests of unknown values read as, which places they give, and how many are of each class."""
         for number, made in enumerate(_tensors((result,))):
-            holder = self._holder(made) if is_dense(type(made)) and made.dtype in WHOLE else None
+            holder = self._holder(made) if is_dense(made) and made.dtype in WHOLE else None
             if holder is None or holder.values is not None:
                 continue
             counted = self._taken.counted(func, args, made)
@@ -442,8 +441,8 @@ class Values:
 
     def _argument_on_host(self, value: Any) -> Any:
         kind = type(value)
-        if isinstance(value, FakeTensor):
-            known = self.of(value) if is_dense(kind) else None
+        if is_without_data(value):
+            known = self.of(value) if is_dense(value) else None
             most = MOST_ELEMENTS if self._worked is not None else _MOST_WHOLE_NUMBERS
             if known is None or known.numel() > most:  # one number expanded may be computed on for hours
                 raise UnknownValue
@@ -462,7 +461,7 @@ class Values:
 
     def is_unknown(self, value: Any) -> bool:
         """Return whether a tensor on the device has values, of which we know nothing."""
-        return is_dense(type(value)) and bool(value.numel()) and self._content(value) is None
+        return is_dense(value) and bool(value.numel()) and self._content(value) is None
 
     def _holder(self, tensor: torch.Tensor) -> Holder | None:
         return self._live.get(tensor.untyped_storage()._cdata)
@@ -489,7 +488,7 @@ def _is_small(tensor: torch.Tensor, *, is_drawn: bool = False) -> bool:
 
 def _is_data(func: Any, args: tuple[Any, ...]) -> bool:
     """Return whether an operator copies whole numbers of the host to the device, and not too many."""
-    if func not in _COPIES or isinstance(args[0], FakeTensor) or args[0].dtype not in WHOLE:
+    if func not in _COPIES or is_without_data(args[0]) or args[0].dtype not in WHOLE:
         return False
     return bool(args[0].numel() <= _MOST_COPIED)
 

@@ -406,7 +406,7 @@ class GrowingCalls:
 
     def _made(self, tensor: torch.Tensor, first: int, numbers: list[int]) -> _Made | None:
         """Return a tensor that a call has made, adding its numbers; None of another, and of one whose values matter."""
-        if not is_dense(type(tensor)) or tensor.requires_grad:
+        if not is_dense(tensor) or tensor.requires_grad:
             return None
         storage = tensor.untyped_storage()
         ref = self._gpu.memory.live.get(storage._cdata)

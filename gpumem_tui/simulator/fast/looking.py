@@ -88,7 +88,7 @@ class FoundByCall:
     def _take_tensor(self, tensor: torch.Tensor, container: Any, key: Any) -> bool:
         if tensor.layout is not torch.strided:
             return False
-        allocation = self._memory.allocation_of(tensor) if is_dense(type(tensor)) else None
+        allocation = self._memory.allocation_of(tensor) if is_dense(tensor) else None
         shape = tensor.shape
         self.structure += (torch.Tensor, tensor.dtype, len(shape), allocation is None)
         self._add((*shape, *tensor.stride()), allocation, container, key)

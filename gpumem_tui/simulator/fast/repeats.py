@@ -240,7 +240,7 @@ class Repeats:
     def _output(self, call: _Call, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf if isinstance(leaf, _PLAIN) else _UNSUITABLE
-        number = self._gpu.memory.allocation_of(leaf) if is_dense(type(leaf)) else None
+        number = self._gpu.memory.allocation_of(leaf) if is_dense(leaf) else None
         if number is None or not call.first < number <= call.last:
             return _UNSUITABLE
         return CallOutput(
@@ -255,7 +255,7 @@ class Repeats:
                 self._called_back.append(call)
             elif call not in self._called_back:
                 self._refused.add(call.key)  # a second backward through the same call
-            number = self._gpu.memory.allocation_of(gradient) if is_dense(type(gradient)) else None
+            number = self._gpu.memory.allocation_of(gradient) if is_dense(gradient) else None
             if number is not None and number <= call.backward_first:  # else the call's own backward made it
                 call.gradient_numbers[number] = position
 
