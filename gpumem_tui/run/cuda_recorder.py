@@ -134,6 +134,10 @@ class CudaRecorder:
         made = (tensor for tensor in tensors_in(values) if tensor.grad_fn is None and not tensor.requires_grad)
         self.tag(Bucket.BATCH_DATA, made)
 
+    def number_of(self, tensor: torch.Tensor) -> int | None:  # noqa: ARG002
+        """Return None: it is not known before the history is read."""
+        return None
+
     def name_modules(self, model: torch.nn.Module) -> None:
         """Do nothing: the allocator's history knows frames, not modules."""
 

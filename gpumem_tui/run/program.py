@@ -114,7 +114,7 @@ class Program:
         self._first: int | None = None
         self._round: set[int] = set()
         self._missing: set[int] = set()
-        self._by_hand = UpdatesByHand()
+        self._by_hand = UpdatesByHand(recorder.number_of)
         self._trained: set[int] = set()
         self._storages: dict[Bucket, dict[int, int]] = {}
         """Memory known by name, by bucket: the bytes of each storage."""

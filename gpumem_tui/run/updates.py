@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,12 +42,19 @@ class UpdatesByHand:
     Between two backward passes nothing but a step changes parameters or gradients: it writes them, clips gradients, or
     sets these to zero or None. (A write to a tensor's ``.data`` does not count up the tensor's own version.)
 
+    Args:
+        number_of: tells when a tensor was allocated, see `step.run.Recorder`.
+
     Attributes:
         is_certain: such a step has been made.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, number_of: Callable[[torch.Tensor], int | None]) -> None:
         self.is_certain = False
+        self._number_of = number_of
+        self._newest: int | None = None
+        """Number of the last gradient that the first backward has made: what an update makes comes after."""
+
         self._before: list[_Trained] = []
         self._has_optimizer = False
         self._others: list[weakref.ref[torch.Tensor]] = []
@@ -66,6 +73,9 @@ class UpdatesByHand:
             for parameter, gradient in found
             if gradient is not None
         ]
+        if self._newest is None and found:
+            dense = [one for _, one in found if one is not None and one.layout is torch.strided]
+            self._newest = max((self._number_of(one) or 0 for one in dense), default=0)
         if self._others and not self._versions:
             alive = [other() for other in self._others]
             self._versions = [0 if tensor is None else tensor._version for tensor in alive]
@@ -75,28 +85,34 @@ class UpdatesByHand:
         if not any(trained.is_changed() for trained in self._before):
             return False
         self._before = []
-        was_certain, things = self.is_certain, gc.get_objects()
-        self._has_optimizer = bool(instances_of(torch.optim.Optimizer, things))
-        self.is_certain = not self._has_optimizer
-        if self.is_certain and not was_certain:
-            self._others = [weakref.ref(tensor) for tensor in _others_than_of_models(things)]
+        if not self.is_certain:  # a walk of all objects, made once: an optimizer that comes later counts as it steps
+            things = gc.get_objects()
+            self._has_optimizer = bool(instances_of(torch.optim.Optimizer, things))
+            self.is_certain = not self._has_optimizer
+            if self.is_certain:
+                self._others = [weakref.ref(tensor) for tensor in _others_than_of_models(things)]
         return self.is_certain
 
     def kept(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Return what updates keep besides weights, once, after the second step.
 
-        These are tensors that the first step left and the second has written, or that are shaped as a weight, as the
-        slow weights of Lookahead, which it writes every sixth step. Tensors that each step makes anew are not among
-        them.
+        These are tensors that the first step left and the second has written, or that the first update made and are
+        shaped as a weight, as the slow weights of Lookahead, which it writes every sixth step. Those that each step
+        makes anew are not among them, nor is the program's data.
         """
         if not self._versions:
             return []
         shapes = {one.shape for one in parameters}
         alive = [(other(), version) for other, version in zip(self._others, self._versions, strict=True)]
         self._others, self._versions = [], []
-        return [
-            one for one, version in alive if one is not None and (one._version > version >= 0 or one.shape in shapes)
-        ]
+        return [one for one, version in alive if one is not None and self._is_state(one, version, shapes)]
+
+    def _is_state(self, tensor: torch.Tensor, version: int, shapes: set[torch.Size]) -> bool:
+        number = self._number_of(tensor)
+        if number == 0:
+            return False
+        is_of_update = number is None or number > (self._newest or 0)
+        return tensor._version > version or (tensor.shape in shapes and is_of_update)
 
 
 def _others_than_of_models(things: list[Any]) -> list[torch.Tensor]:

@@ -43,5 +43,8 @@ class Recorder(Protocol):
     def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor], part: str = "") -> None:
         """State which bucket these tensors are, and which part of it."""
 
+    def number_of(self, tensor: torch.Tensor) -> int | None:
+        """Return the number of a tensor's allocation, as they were made; 0 of the program's data, None if unknown."""
+
     def name_modules(self, model: torch.nn.Module) -> None:
         """Call the modules of `model` by their qualified names from now on."""

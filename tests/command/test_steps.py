@@ -41,7 +41,7 @@ def test_updates_by_hand_are_steps(project: Project) -> None:
 def test_what_updates_by_hand_keep_is_optimizer_state(project: Project, update: str) -> None:
     """As the optimizers of Keras on torch and fastai, some of whose state is written in some steps only.
 
-    Weights' averages are the model's copies.
+    Weights' averages are the model's copies; what only has a weight's shape is none of it, be it copied anew each step.
     """
     project.write(
         "train.py",
@@ -50,8 +50,11 @@ def test_what_updates_by_hand_keep_is_optimizer_state(project: Project, update: 
 
         model = torch.nn.Linear(1000, 1000, bias=False).cuda()
         averaged, moments = copy.deepcopy(model), []
+        wanted, noise = torch.zeros(1000, 1000).cuda(), torch.randn(1000, 1000, device="cuda")
         for step in range(100):
-            model(torch.randn(8, 1000, device="cuda")).square().mean().backward()
+            wanted.copy_(torch.ones(1000, 1000))
+            made = model(torch.randn(8, 1000, device="cuda"))
+            ((made - wanted[:8]).square() * noise[:8]).mean().backward()
             with torch.no_grad():
                 moments = moments or [torch.zeros_like(model.weight) for _ in range(2)]
                 {update}

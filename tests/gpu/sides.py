@@ -54,6 +54,9 @@ class _Meter:
     def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor], part: str = "") -> None:
         self.recorder.tag(bucket, tensors)
 
+    def number_of(self, tensor: torch.Tensor) -> int | None:
+        return self.recorder.number_of(tensor)
+
     def name_modules(self, model: torch.nn.Module) -> None:
         self.recorder.name_modules(model)
 
