@@ -17,6 +17,7 @@ TYPE_CHECKING = False  # as type checkers read it; importing typing takes longer
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
+    from importlib.machinery import ModuleSpec
     from types import ModuleType, TracebackType
 
     from gpumem_tui.run.events import ChildEvent, Request
@@ -46,10 +47,32 @@ def begin(
     session = _Session(directory)
     after_import("torch._compile", session.compiler_imported)
     after_import("torch", lambda torch: session.torch_imported(torch, take_part), Uncollected())
+    sys.meta_path.append(_TorchFirst())
     sys.excepthook = session.excepthook
     at_exit(session.ended)
     _end_before_exit(session)
     os.register_at_fork(after_in_child=session.leave)
+
+
+IMPORT_TORCH = frozenset(
+    ("flash_attn", "flash_attn_interface", "xformers", "apex", "transformer_engine", "causal_conv1d", "mamba_ssm")
+)
+"""Packages that import torch by themselves, and may have stand-ins once it is (simulator/standins/register.py)."""
+
+
+class _TorchFirst:
+    """Imports torch where a program imports one of these packages before it, which is not installed."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Return the spec that is found once torch is imported; None of any other module."""
+        if name.partition(".")[0] not in IMPORT_TORCH or "torch" in sys.modules:
+            return None
+        try:
+            import torch  # noqa: F401
+        except ImportError:
+            return None
+        found = (finder.find_spec(name, path, target) for finder in list(sys.meta_path))  # type: ignore[arg-type]
+        return next((spec for spec in found if spec is not None), None)
 
 
 def _write_stack_at_signal(directory: str) -> None:

@@ -10,8 +10,9 @@ import ast
 import linecache
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator
-from types import FrameType, TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
 REMEDY = (
@@ -43,7 +44,11 @@ _NO_POINTER = (
 )
 _NO_DRIVER = ("numba.cuda", "cupy")
 _NO_PART = re.compile(r"'NoneType' object has no attribute")
+_ASKED_OF = re.compile(r"^cannot import name '(\w+)'")
 CUDA_SOURCES = (".cu", ".cuh")
+STOOD_IN = ", stood in for"
+"""How the origin ends, in a module's spec, of what is stood in for, after the package's name."""
+
 _MOST_FILES = 4000
 
 
@@ -61,6 +66,8 @@ def of_cuda(error: BaseException) -> str:
         if isinstance(one, CompiledForCuda):
             return str(one)
         words = " ".join(str(one).split())
+        if missing := _missing_in_stand_in(one):
+            return f"{missing}; {REMEDY}"
         if isinstance(one, (ImportError, OSError)) and (library := _LIBRARIES.search(words)):
             name = getattr(one, "name", None) or _library_in(words) or "the module"
             return f"{name} is compiled for CUDA, whose {library[0]} is not here; {REMEDY}"
@@ -81,6 +88,24 @@ def of_cuda(error: BaseException) -> str:
             sources = _cuda_sources(one.__traceback__)
             if sources:
                 return f"{words}: its package is compiled for CUDA ({sources}), and that part is missing; {REMEDY}"
+    return ""
+
+
+def _missing_in_stand_in(error: BaseException) -> str:
+    """Name the package and what its stand-in lacks where a program asks for that; empty of any other error."""
+    if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
+        module, missing = error.obj.__name__, f"{error.obj.__name__}.{error.name}"
+    elif isinstance(error, ImportError) and error.name:
+        asked = _ASKED_OF.search(str(error))
+        module, missing = error.name, f"{error.name}.{asked[1]}" if asked else error.name
+    else:
+        return ""
+    while module:
+        origin = getattr(getattr(sys.modules.get(module), "__spec__", None), "origin", None) or ""
+        if origin.endswith(STOOD_IN):
+            package = origin.removesuffix(STOOD_IN)
+            return f"{package} is compiled for CUDA, and what represents it by shape here has no {missing}"
+        module = module.rpartition(".")[0]
     return ""
 
 

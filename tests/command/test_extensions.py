@@ -104,7 +104,7 @@ FLASH = """
 
 
 def test_a_package_that_is_not_installed_is_stood_in_for(project: Project) -> None:
-    project.write("train.py", FLASH)
+    project.write("train.py", FLASH.replace("import importlib.util", "import flash_attn, importlib.util"))
     body = project.predict("python", "train.py").json
     assert any(
         "flash-attn is not run: its kernels are stood in for by shape" in note for note in body["traced"]["notes"]
@@ -235,6 +235,24 @@ def test_machine_code_that_wants_a_tensor_of_cuda_is_named(project: Project, wor
         assert complaint.endswith("or run on a real GPU with --gpu 0")
     else:
         assert complaint == f"gpumem-tui: train.py:6: RuntimeError: {words}"
+
+
+@pytest.mark.parametrize(
+    ("program", "missing"),
+    [
+        ("import flash_attn.something_not_there\n", "flash_attn.something_not_there"),
+        ("from transformer_engine.pytorch import GroupedLinear\n", "transformer_engine.pytorch.GroupedLinear"),
+        ("import apex.optimizers as ours; ours.FusedNothing\n", "apex.optimizers.FusedNothing"),
+    ],
+)
+def test_a_piece_that_a_stand_in_lacks_is_named_with_it(project: Project, program: str, missing: str) -> None:
+    """Be it imported before torch or after it."""
+    project.write("train.py", program)
+    complaint = project.predict("python", "train.py").complaint
+    package = missing.partition(".")[0].replace("_", "-")  # as pip names it
+    assert complaint.startswith(f"gpumem-tui: train.py:1: {package} is compiled for CUDA, and ")
+    assert f"has no {missing}; without a GPU" in complaint
+    assert complaint.endswith("or run on a real GPU with --gpu 0")
 
 
 MISSING = {

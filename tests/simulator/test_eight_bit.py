@@ -85,3 +85,12 @@ def test_an_optimizer_keeps_what_it_does_on_a_gpu(name: str, kept_bytes: float) 
     assert kept == kept_bytes * weight.numel()
     assert before - after == weight.nbytes  # a second step makes nothing that stays: the gradient alone goes
     assert any("managed memory" in note for note in gpu.notes) == name.startswith("Paged")
+
+
+def test_an_optimizer_without_a_kernel_of_8_bits_is_refused_as_on_a_gpu() -> None:
+    with as_cuda(simulated_gpu(unlimited=True)):
+        weight = torch.nn.Parameter(torch.randn(OUTPUTS, INPUTS, device="cuda"))
+        optimizer = on_cuda().optim.LAMB8bit([weight], lr=1e-4)
+        weight.square().sum().backward()
+        with pytest.raises(ValueError, match="Unsupported optimizer name: lamb"):
+            optimizer.step()

@@ -8,12 +8,13 @@ import importlib.util
 import inspect
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import pytest
 import torch
 
+from gpumem_tui.run.session import IMPORT_TORCH
 from gpumem_tui.simulator.device.gpu import SimulatedGpu
 from gpumem_tui.simulator.standins.register import STAND_INS, named, offered
 from tests.in_process import as_cuda, world
@@ -273,6 +274,14 @@ def test_what_real_kernels_refuse_is_refused() -> None:
         flash_attn = importlib.import_module("flash_attn")
         with pytest.raises(RuntimeError, match="Ampere"):
             flash_attn.flash_attn_func(*(attended(1, 8, 2, 64) for _ in range(3)))
+
+
+def test_what_imports_torch_by_itself_may_come_before_it() -> None:
+    def tops(names: Iterable[str]) -> set[str]:
+        return {name.partition(".")[0] for name in names}
+
+    of_python = tops(name for one in STAND_INS for name in one.layer)
+    assert of_python <= IMPORT_TORCH <= of_python | tops(name for one in STAND_INS for name in one.compiled)
 
 
 def test_metadata_is_found_while_it_is_offered_alone() -> None:

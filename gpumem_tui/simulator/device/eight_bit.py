@@ -17,7 +17,7 @@ import torch
 
 from gpumem_tui.importing import after_import
 from gpumem_tui.simulator.device.base import DeviceParts
-from gpumem_tui.simulator.device.kernels import bodies
+from gpumem_tui.simulator.device.kernels import Refused, bodies
 
 _OUTLIERS = 7
 _SCALE = 1 / 127
@@ -79,7 +79,7 @@ def _keep_kernels(vectorwise: Callable[..., Any], operators: ModuleType) -> None
     def keep(name: str, device: str, *rest: Any, **more: Any) -> Any:
         def kept(kernel: Callable[..., Any]) -> Any:
             if device == "cuda":
-                bodies[name] = kernel
+                bodies[name] = _refusing(kernel)
             elif device == "default":
                 bodies.setdefault(name, kernel)
             bodies["bitsandbytes::int8_vectorwise_quant"] = vectorwise
@@ -88,6 +88,19 @@ def _keep_kernels(vectorwise: Callable[..., Any], operators: ModuleType) -> None
         return kept
 
     operators.register_kernel = keep  # type: ignore[attr-defined]
+
+
+def _refusing(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Have what the package refuses on CUDA, as an optimizer that has no kernel of 8 bits, end the program as there."""
+
+    @functools.wraps(kernel)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return kernel(*args, **kwargs)
+        except ValueError as error:
+            raise Refused(error) from None
+
+    return run
 
 
 def _with_paged(current: Callable[[], DeviceParts], functional: ModuleType) -> None:

@@ -189,6 +189,18 @@ _WITHOUT_BODIES = ("aten", "prims", "gpumem_tui")
 """Namespaces of torch's own operators, and of ours, which stand for one kernel each."""
 
 
+class Refused(Exception):
+    """A library refuses what the program asks of it on a GPU.
+
+    Attributes:
+        error: what it raises.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 bodies: dict[str, Callable[..., Any]] = {}
 """Operators that run on CUDA although a library does not register them with torch, by name; of an overload,
 ``name.overload``."""

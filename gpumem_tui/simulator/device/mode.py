@@ -336,6 +336,8 @@ class DeviceMode(FakeTensorMode):
                 return body(*call.args, **call.kwargs)
         except torch.OutOfMemoryError:
             raise
+        except kernels.Refused as refused:
+            raise refused.error from None
         except Exception as error:  # noqa: BLE001 - the program's own, or what a library of a GPU's raises without one
             reason = f"{named(error)}: {in_one_line(error)}"
             results.note_assumed(f"what {call.func} takes within itself is not traced ({reason})")

@@ -28,6 +28,7 @@ from gpumem_tui.importing import after_import
 from gpumem_tui.simulator.device.gpu import backend
 from gpumem_tui.simulator.device.uses import source_tree
 from gpumem_tui.workload.errors import LIBRARIES
+from gpumem_tui.workload.extensions import STOOD_IN
 
 
 @dataclass(frozen=True)
@@ -302,7 +303,7 @@ class _Finder(DistributionFinder):
 def _spec(name: str, one: StandIn, modules: Mapping[str, str]) -> ModuleSpec:
     below = [other for other in modules if other.rpartition(".")[0] == name]
     loader = _Loader(one, modules[name], [other for other in below if other not in one.gone])
-    spec = ModuleSpec(name, loader, is_package=bool(below), origin=f"{one.package}, stood in for")
+    spec = ModuleSpec(name, loader, is_package=bool(below), origin=f"{one.package}{STOOD_IN}")
     if below and "." not in name and (real := PathFinder.find_spec(name)) is not None:
         spec.submodule_search_locations = list(real.submodule_search_locations or ())  # its other modules are its own
     return spec
