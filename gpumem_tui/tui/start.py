@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
     Screens = Mapping[ScreenName, Callable[[], MainScreen]]
 
+_GRAPHICS_ELSEWHERE = "TEXTUAL_DRIVER"
+"""With this Textual draws on no terminal, but in a browser (Textual's documentation, "textual.constants")."""
 _DECIDE_S = 1.0
 """A driver that has not said anything by then is there, and hangs."""
 
@@ -41,15 +44,16 @@ def open_program(settings: Settings) -> int:
     """
     _leave_garbage()
     source = _sampler(settings)
-    source.start()  # reads while Textual is imported
-    from gpumem_tui.tui import app  # noqa: F401
+    source.start()
+    with _first_picture(source, settings):  # a driver that is slower is read while Textual is imported
+        from gpumem_tui.tui import app  # noqa: F401
 
-    if source.latest() is None:  # a driver answers at once that there is no GPU, so that there will be one to watch
-        from gpumem_tui.tui.monitor import screen  # noqa: F401
-    snapshot = source.wait(None, _DECIDE_S)
-    if settings.read_only or _worth_watching(snapshot) or _anything_publishes():
-        notice = "read-only" if settings.read_only else ""
-        return _watch(partial(_monitor_screen, source, settings, notice=notice), settings)
+        if source.latest() is None:  # a driver answers at once that there is no GPU, so there will be one to watch
+            from gpumem_tui.tui.monitor import screen  # noqa: F401
+        snapshot = source.wait(None, _DECIDE_S)
+        if settings.read_only or _worth_watching(snapshot) or _anything_publishes():
+            notice = "read-only" if settings.read_only else ""
+            return _watch(partial(_monitor_screen, source, settings, notice=notice), settings)
     source.stop()
     from gpumem_tui.options.configuration import Options, configure
 
@@ -66,7 +70,8 @@ def open_monitor(source: Source, settings: Settings, *, notice: str = "") -> int
     """
     _leave_garbage()
     source.start()
-    return _watch(partial(_monitor_screen, source, settings, notice=notice), settings)
+    with _first_picture(source, settings):
+        return _watch(partial(_monitor_screen, source, settings, notice=notice), settings)
 
 
 def open_replay(replay: Player, settings: Settings) -> int:
@@ -201,6 +206,15 @@ def open_run(command: TerminalCommand, words: str, settings: Settings) -> tuple[
     code = _run({"monitor": make}, "monitor", settings)
     lines, _ = made[0].printed.since(0) if made else ([], 0)
     return code, [line.text for line in lines]
+
+
+def _first_picture(source: Source, settings: Settings) -> AbstractContextManager[None]:
+    """Draw what a source has, once it is started: what that takes is imported while the driver starts."""
+    if settings.ascii or _GRAPHICS_ELSEWHERE in os.environ:
+        return nullcontext()
+    from gpumem_tui.tui.kit.first_picture import first_picture
+
+    return first_picture(source, mine=settings.mine)
 
 
 def _leave_garbage() -> None:

@@ -56,7 +56,11 @@ def _opened(command: list[str], machine: FakeMachine, pids: list[int]) -> Row:
     while heard := watched.next(_SETTLED_S if arrived else 10.0):
         arrived.append((time.perf_counter() - watched.began_s, processor_s(watched.process.pid), heard))
     row: Row = {}
-    whole = complete(pids)
+    is_ours = "gpumem_tui" in command
+
+    def whole(text: str) -> bool:  # of ours the first picture has all figures, but no keys yet
+        return complete(pids)(text) and ("palette" in text or not is_ours)
+
     for when_s, cpu_s, heard in arrived:
         watched.parse(heard)
         if "picture" not in row and "80.00" in watched.text.replace("81920", "80.00"):

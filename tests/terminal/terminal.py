@@ -23,13 +23,18 @@ from tests.waiting import DEADLINE_S
 
 
 class Terminal:
-    """The program and what it shows."""
+    """The program and what it shows.
+
+    Attributes:
+        heard: what it has written so far.
+    """
 
     def __init__(
         self, arguments: list[str], columns: int, lines: int, env: dict[str, str], python: str, cwd: Path | None
     ) -> None:
         self.screen = pyte.Screen(columns, lines)
         self._stream = pyte.ByteStream(self.screen)
+        self.heard = b""
         self.pid, self._fd = pty.fork()
         size = struct.pack("HHHH", lines, columns, 0, 0)
         if self.pid == 0:
@@ -114,7 +119,9 @@ class Terminal:
     def _read(self, timeout_s: float) -> None:
         if select.select([self._fd], [], [], timeout_s)[0]:
             try:
-                self._stream.feed(os.read(self._fd, 1 << 16))
+                written = os.read(self._fd, 1 << 16)
+                self.heard += written
+                self._stream.feed(written)
             except OSError:
                 time.sleep(timeout_s)  # Linux reports the closed end of a pty so
 

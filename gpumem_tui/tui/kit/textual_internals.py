@@ -18,7 +18,7 @@ from codecs import getincrementaldecoder
 from collections import deque
 from dataclasses import dataclass
 from time import monotonic
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from textual._styles_cache import StylesCache
 from textual._xterm_parser import XTermParser
@@ -33,12 +33,13 @@ from textual.widget import Widget
 from textual.worker import WorkerFailed
 
 from gpumem_tui.tui.kit.background import report_error
+from gpumem_tui.tui.kit.first_picture import ALTERNATE, taken_over
 
 USED: dict[type, tuple[str, ...]] = {
     XTermParser: ("feed", "tick"),
     LinuxDriver: (
         "_app", "_loop", "_debug", "_writer_thread", "exit_event", "fileno", "process_message", "run_input_thread",
-        "write",
+        "write", "disable_input",
         "suspend_application_mode", "resume_application_mode",
     ),
     StylesCache: ("get_inner_outer",),
@@ -52,8 +53,7 @@ USED: dict[type, tuple[str, ...]] = {
 _TICK_S = 0.1
 """An escape key is distinguished from the beginning of a sequence by what does not follow within such a time."""
 _LIVELY_S = 1.0
-"""So long after a key the time above counts; then there is only the end of the program to look for."""
-_QUIET_S = 0.5
+"""So long after a key the time above counts; then there is nothing to look for until the next one, or the end."""
 
 
 # Textual 8 remembers two colours by the cache that asked for them, and with it every line of a widget that is gone: a
@@ -65,7 +65,7 @@ class TerminalDriver(LinuxDriver):
     """Textual's, with three changes.
 
     It waits for keys: Textual looks for an unfinished sequence ten times a second, which was an eighth of the Monitor's
-    CPU time (tests/bench/test_monitor_cost.py).
+    CPU time (tests/bench/test_monitor_cost.py), and for the end too, which was half of the time that leaving took.
 
     It may be continued after a stop that it did not see. Textual takes the terminal whenever the process is continued.
     After SIGSTOP, as batch systems send it, the terminal had never been given back: Textual 8 would start a second
@@ -76,15 +76,27 @@ class TerminalDriver(LinuxDriver):
 
     _gave_back = False
 
+    def __init__(
+        self, app: App[Any], *, debug: bool = False, mouse: bool = True, size: tuple[int, int] | None = None
+    ) -> None:
+        super().__init__(app, debug=debug, mouse=mouse, size=size)
+        self._awake, self._wake = os.pipe()  # something in it ends the wait for keys
+
+    def disable_input(self) -> None:
+        """Read no more keys, from now on."""
+        os.write(self._wake, b"\0")
+        super().disable_input()
+        os.read(self._awake, 1)
+
     def run_input_thread(self) -> None:
         """Read keys, the mouse and the terminal's answers until the terminal is given back."""
         parser = XTermParser(self._debug)
         decode = getincrementaldecoder("utf-8")().decode
         lively_until_s = monotonic() + _LIVELY_S
         while not self.exit_event.is_set():
-            patience_s = _TICK_S if monotonic() < lively_until_s else _QUIET_S
+            patience_s = _TICK_S if monotonic() < lively_until_s else None
             typed = ""
-            if select.select([self.fileno], [], [], patience_s)[0]:
+            if self.fileno in select.select([self.fileno, self._awake], [], [], patience_s)[0]:
                 lively_until_s = monotonic() + _LIVELY_S
                 read = self._read()
                 if not read:
@@ -108,6 +120,8 @@ class TerminalDriver(LinuxDriver):
 
     def write(self, data: str) -> None:
         """Draw; nothing on a terminal that is gone: its queue would fill up and block the exit."""
+        if data == ALTERNATE and taken_over():
+            return  # the first picture is on that screen already: this would clear it
         if self._writer_thread is None or self._writer_thread.is_alive():
             super().write(data)
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Union
+
+from msgspec import Struct, structs
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.readings import Reading
-from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, HostProcess, ProcessKind
+from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, HostProcess, ProcessKind, Snapshot
 from gpumem_tui.monitor.users import is_of
 from gpumem_tui.report.objects import known
 from gpumem_tui.system import user_name
 from gpumem_tui.tui.monitor.state import MonitorState, ProcessKey, SortBy, device_key
-from gpumem_tui.watch.published import Placed, WatchedProcess
-from gpumem_tui.watch.records import FOR_MEMORY, last_first
+from gpumem_tui.watch.published import Placed, Published, WatchedProcess
 
 if TYPE_CHECKING:
     from gpumem_tui.watch.records import ProbeSample
@@ -31,8 +32,7 @@ _NOT_LISTED = Unknown("the driver does not list it")
 _ENDED = "ended"
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """A process on a device.
 
     Attributes:
@@ -76,12 +76,12 @@ def entries(state: MonitorState) -> list[Entry]:
 
 def count(state: MonitorState) -> int:
     """Return processes of all devices."""
-    return sum(1 for _ in _everywhere(state))
+    return len(_everywhere(state))
 
 
 def entry_of(state: MonitorState, key: ProcessKey | None) -> Entry | None:
     """Return a process of the snapshot by its key."""
-    return next((entry for entry in _everywhere(state) if entry.key == key), None)
+    return None if key is None else next((entry for entry in _everywhere(state) if entry.key == key), None)
 
 
 def charted(state: MonitorState) -> WatchedProcess | None:
@@ -118,8 +118,19 @@ def offering(state: MonitorState) -> tuple[object, ...]:
 # Which
 
 
-def _everywhere(state: MonitorState) -> Iterator[Entry]:
-    """Yield processes that ended lately, those that the driver lists, and those known by their probe alone."""
+_made: tuple[Snapshot | None, Published, Sequence[Entry]] = None, Published(), ()
+"""The entries of the last snapshot with what was published next to it: each key and each panel asks for them."""
+
+
+def _everywhere(state: MonitorState) -> Sequence[Entry]:
+    """Return processes that ended lately, those that the driver lists, and those known by their probe alone."""
+    global _made
+    if _made[0] is not state.snapshot or _made[1] is not state.published:
+        _made = state.snapshot, state.published, tuple(_of_each_kind(state))
+    return _made[2]
+
+
+def _of_each_kind(state: MonitorState) -> Iterator[Entry]:
     yield from _ended(state)
     listed: set[tuple[str, int]] = set()
     for gpu in state.gpus:
@@ -157,6 +168,10 @@ def _ended(state: MonitorState) -> Iterator[Entry]:
         for watched in state.published.processes
         if watched.ended_s is not None and not watched.is_running and state.now_s - watched.ended_s < _KEPT_S
     ]
+    if not lately:
+        return
+    from gpumem_tui.watch.records import last_first  # only here: most machines have no probe
+
     lately.sort(key=lambda pair: last_first(pair[0], state.now_s))
     for _, watched in lately[:_MOST_ENDED]:
         gone = Unknown("it has ended")
@@ -229,6 +244,8 @@ def _comes_first(entry: Entry, now_s: float) -> bool:
     watched = entry.watched
     if watched is None or watched.ended_s is None or watched.process.has_ended_well:
         return False
+    from gpumem_tui.watch.records import FOR_MEMORY
+
     return watched.process.state in FOR_MEMORY or now_s - watched.ended_s < _FIRST_S
 
 
@@ -269,7 +286,7 @@ def _as_tree(listed: Sequence[Entry]) -> list[Entry]:
     placed: list[Entry] = []
 
     def place(pid: int, lead: str, branch: str) -> None:
-        placed.extend(replace(entry, branch=branch) for entry in by_pid.pop(pid))
+        placed.extend(structs.replace(entry, branch=branch) for entry in by_pid.pop(pid))
         below = [child for child in children.get(pid, []) if child in by_pid]
         for number, child in enumerate(below):
             last = number == len(below) - 1

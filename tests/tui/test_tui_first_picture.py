@@ -1,0 +1,89 @@
+"""The picture that is there before Textual is, and who takes it away."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from gpumem_tui.tui.kit import first_picture as module
+from gpumem_tui.tui.kit.first_picture import ALTERNATE, first_picture, taken_over
+from tests.monitor.scripted import Scripted
+from tests.nvml_stub.machine import FakeMachine
+from tests.scenes import monitor as scene
+from tests.terminal.terminal import terminal
+from tests.terminal.test_monitor_screen import WELL
+
+_BACK = "\x1b[?1049l"
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What goes to the terminal."""
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "__stderr__", stream)
+    return stream
+
+
+def test_it_is_left_to_who_draws_over_it(written: io.StringIO) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with first_picture(Scripted(scene.machine(2)), mine=False):
+        assert written.getvalue().startswith(ALTERNATE)
+        assert "GPU  Name" in written.getvalue()
+        assert signal.getsignal(signal.SIGTERM) is not before
+        assert taken_over()
+        assert not taken_over()
+    assert _BACK not in written.getvalue()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_it_is_taken_away_where_nobody_draws(written: io.StringIO) -> None:
+    with pytest.raises(KeyboardInterrupt), first_picture(Scripted(scene.machine(2)), mine=False):
+        raise KeyboardInterrupt
+    assert written.getvalue().endswith(_BACK)
+
+
+def test_it_fits_the_terminal_and_lists_whom_it_may(written: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("LINES", "12")
+    with first_picture(Scripted(scene.machine(8)), mine=True):
+        lines = written.getvalue().partition("\x1b[?7l")[2].split("\r\n")
+    assert len(lines) <= 12
+    assert max(map(len, lines)) <= 60
+    monkeypatch.setenv("LINES", "60")
+    with first_picture(Scripted(scene.machine(8)), mine=True):
+        assert not any(user in written.getvalue() for user in scene.USERS)
+
+
+@pytest.mark.parametrize("source", [Scripted(), Scripted(scene.of([]))], ids=["nothing read", "no GPU"])
+def test_without_a_gpu_there_is_none(written: io.StringIO, source: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.0)
+    with first_picture(source, mine=False):
+        assert not taken_over()
+    assert not written.getvalue()
+
+
+def test_a_signal_takes_it_away() -> None:
+    code = (
+        "import os, signal; from gpumem_tui.tui.kit.first_picture import first_picture; "
+        "from tests.monitor.scripted import Scripted; from tests.scenes import monitor as scene\n"
+        "with first_picture(Scripted(scene.machine(1)), mine=False): os.kill(os.getpid(), signal.SIGTERM)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=os.environ)
+    assert done.returncode == 128 + signal.SIGTERM
+    assert done.stderr.endswith(_BACK)
+
+
+def test_nothing_is_cleared_until_all_is_drawn_over(fake_machine: FakeMachine) -> None:
+    fake_machine.show(WELL)
+    with terminal("monitor", env=fake_machine.environment) as screen:
+        screen.wait_for("palette")
+        heard = screen.heard.decode()
+        screen.press("q")
+        assert screen.exit_code() == 0
+    assert heard.count(ALTERNATE) == 1
+    assert "\x1b[2J" not in heard
