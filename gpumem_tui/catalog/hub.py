@@ -80,6 +80,13 @@ def cache() -> Path:
     return Path(os.environ.get("HF_HUB_CACHE") or _home() / "hub").expanduser()
 
 
+def cached_names() -> list[str]:
+    """Return the models whose configuration is in the cache, in order."""
+    folders = sorted(cache().glob(f"{PREFIX}*--*"))
+    models = [hub_model(folder.name.removeprefix(PREFIX).replace("--", "/", 1)) for folder in folders]
+    return [model.name for model in models if model is not None and model.cached is not None]
+
+
 def configuration(model: HubModel, *, offline: bool = False) -> Path:
     """Return the file of a model's configuration, which is in the cache then; asks the hub where it was not.
 

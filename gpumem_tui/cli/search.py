@@ -197,7 +197,7 @@ def predict_or_exit(
     from gpumem_tui.search.predicting import predict
     from gpumem_tui.search.prediction import Prediction
 
-    control, log = Control(), CommandLog(config, quiet=quiet)
+    control, log = Control(), CommandLog(config, quiet=quiet, batch_size=batch_size)
     try:
         with control.within(limit_s), log.following():
             predicted = predict(config, control, batch_size, watch=log.show)

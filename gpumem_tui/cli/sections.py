@@ -86,9 +86,10 @@ def _gpu_names() -> list[str]:
 
 
 def _model_names() -> list[str]:
+    from gpumem_tui.catalog.hub import cached_names
     from gpumem_tui.catalog.loader import models
 
-    return list(models())
+    return [*models(), *cached_names()]
 
 
 _NAMES = {"gpu": _gpu_names, "model": _model_names}

@@ -146,7 +146,7 @@ class WorkloadOptions(Recipe):
         try:
             return self._shape_spec(find_model(DEFAULT_MODEL if self.model is None else self.model), recipe)
         except CatalogError as error:
-            raise OptionError(f"--model: {error}") from error
+            raise OptionError(f"--model: {error} (a model of the Hugging Face hub is OWNER/NAME)") from error
 
     def _recipe(self) -> Recipe:
         """Return the recipe, with as many GPUs as one copy of the network takes where their number is not given."""

@@ -29,9 +29,13 @@ class CommandLog:
 
     Args:
         progress: the line that is under way on stderr, to be cleared first.
+        batch_size: that is predicted: the formula's answer is there until the traced one is; None for no such.
     """
 
-    def __init__(self, config: SearchConfig, *, quiet: bool, progress: Progress | None = None) -> None:
+    def __init__(
+        self, config: SearchConfig, *, quiet: bool, progress: Progress | None = None, batch_size: int | None = None
+    ) -> None:
+        self._by_formula = "" if batch_size is None else report.formula_takes(config.formula, batch_size)
         self._quiet = quiet or config.workload.hugging_face is not None
         self._workload = config.workload
         self._progress = progress or Progress()
@@ -54,12 +58,14 @@ class CommandLog:
             note(f"  | {event.text}")
 
     def following(self) -> AbstractContextManager[None]:
-        """Show each second what a model of transformers is at, which prints nothing itself; a command does."""
-        return nullcontext() if self._workload.hugging_face is None else self._progress.follow(self._line)
+        """Show each second what a model is at, which prints nothing itself; a command does."""
+        is_silent = self._by_formula or self._workload.hugging_face is not None
+        return self._progress.follow(self._line) if is_silent else nullcontext()
 
     def _line(self, elapsed_s: float = 0.0) -> str:
         if self._reached is None:
-            return f"starting PyTorch for {self._workload.name} … {elapsed_s:.0f} s"
+            known = f"{self._by_formula}; tracing" if self._by_formula else ""
+            return f"{known or f'starting PyTorch for {self._workload.name}'} … {elapsed_s:.0f} s"
         batch_size, sample, told_s = self._reached
         at, since_s = sample.progress, time.monotonic() - told_s
         left_s = None if at.left_s is None else max(0.0, at.left_s - since_s)

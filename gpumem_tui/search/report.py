@@ -154,6 +154,15 @@ def formula_fits_line(formula: Formula, batch_size: int) -> str:
     )
 
 
+def formula_takes(formula: Formula, batch_size: int) -> str:
+    """Return in a few words what a step takes by the closed form; empty where there is no closed form."""
+    found = formula.at(batch_size)
+    if isinstance(found, Unknown):
+        return ""
+    needed, most = format_bytes(found.needed_bytes), format_bytes(formula.usable_bytes(headroom=0.0))
+    return f"by formula {formula.workload.batch_words(batch_size)} takes {needed} of {most}"
+
+
 def prediction_notes(prediction: Prediction) -> list[str]:
     """Return why the predictions differ, and which smaller sizes do not fit although the largest does."""
     return [line for line in (gap_line(prediction), uneven_line(prediction.traced)) if line]

@@ -15,7 +15,7 @@ import pytest
 
 from gpumem_tui.catalog import hub
 from gpumem_tui.catalog.config_file import looks_like_path, read_config_file
-from gpumem_tui.catalog.hub import HubModel, hub_model
+from gpumem_tui.catalog.hub import HubModel, cached_names, hub_model
 from gpumem_tui.catalog.loader import NoClosedFormError, shape_from_hf_config
 from gpumem_tui.catalog.shapes import CatalogError
 from gpumem_tui.formula.parameters import count_parameters
@@ -153,6 +153,13 @@ class TestReading:
         (folder / "refs" / "main").write_text(COMMIT)
         server.answers[f"/Qwen/Qwen3-1.7B/resolve/{COMMIT}/config.json"] = sending(QWEN, "f" * 40)
         assert COMMIT in read_config_file("Qwen/Qwen3-1.7B").path
+
+    def test_those_that_are_kept_can_be_completed(self, server: Hub) -> None:
+        server.answers[RESOLVE] = sending(QWEN)
+        assert cached_names() == []
+        read_config_file("Qwen/Qwen3-1.7B")
+        (HubModel("Qwen/Qwen3-8B").folder / "blobs").mkdir(parents=True)
+        assert cached_names() == ["Qwen/Qwen3-1.7B"]
 
     def test_a_file_of_that_name_goes_first(self, server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)

@@ -7,13 +7,17 @@ from dataclasses import replace
 
 import pytest
 
+from gpumem_tui.catalog.loader import find_model
+from gpumem_tui.formula.predict import FormulaPrediction
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.memory import format_bytes
 from gpumem_tui.run.events import Sample
 from gpumem_tui.run.micro_batches import HowFar
 from gpumem_tui.search.headless import CommandLog
 from gpumem_tui.search.headless import _Printer as Printer
 from gpumem_tui.search.predicting import TraceProgress
 from gpumem_tui.search.runner import TrialProgress
-from gpumem_tui.workload.spec import HuggingFaceModel
+from gpumem_tui.workload.spec import HuggingFaceModel, WorkloadSpec
 from tests.plan.commands import command_config
 
 
@@ -39,6 +43,22 @@ def test_what_a_model_of_transformers_is_at_is_said_from_the_start_and_goes_on(
     with CommandLog(config, quiet=True).following():
         pass
     assert not capsys.readouterr().err
+
+
+def test_the_formula_answers_until_the_trace_does(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    workload = WorkloadSpec(Recipe(), shape=find_model("gpt2"))
+    config = replace(command_config(), workload=workload)
+    with CommandLog(config, quiet=False, batch_size=4).following():
+        pass
+    said = capsys.readouterr().err
+    found = config.formula.at(4)
+    assert isinstance(found, FormulaPrediction)
+    assert f"by formula batch 4 takes {format_bytes(found.needed_bytes)} of " in said
+    assert "; tracing … 0 s" in said
+    assert max(map(len, said.split("\r"))) < 80
 
 
 def test_a_long_trial_is_shown_every_ten_seconds_where_there_is_no_terminal(
