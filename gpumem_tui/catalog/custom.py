@@ -59,7 +59,7 @@ def of_settings(catalog: Mapping[str, Gpu]) -> dict[str, Gpu]:
         if not re.fullmatch(r"[a-z][a-z0-9]*(?:[-.][a-z0-9]+)*", name) or name.startswith(CUSTOM):
             raise OptionError(f"{where}: write its name in small letters and figures, with - between: my-card")
         if name in catalog:
-            raise OptionError(f"{where}: is the name of a GPU of the catalog; choose another")
+            raise OptionError(f"{where}: the catalog has a GPU of this name; choose another")
         try:
             found[name] = _made(name, name, table.memory, table.arch, table.multiprocessors, catalog)
         except CatalogError as error:

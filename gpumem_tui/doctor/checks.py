@@ -282,12 +282,15 @@ def probe_directory_check() -> Check:
 
 def settings_check() -> Check:
     """Check whether the settings file is valid."""
-    from gpumem_tui.settings import SettingsError, default_path, load
+    from gpumem_tui.catalog.loader import gpus
+    from gpumem_tui.errors import OptionError
+    from gpumem_tui.settings import default_path, load
 
     path = default_path()
     try:
         load()
-    except SettingsError as error:
+        gpus()
+    except OptionError as error:
         return Check("settings", Status.FAIL, str(error), f"fix {path}; `gpumem-tui settings` prints one")
     if path.exists():
         return Check("settings", Status.OK, str(path))

@@ -107,7 +107,7 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("text", "said"),
         [
-            ('[gpus.h100-80gb]\nmemory = "20GiB"', "is the name of a GPU of the catalog"),
+            ('[gpus.h100-80gb]\nmemory = "20GiB"', "the catalog has a GPU of this name"),
             ('[gpus."My card"]\nmemory = "20GiB"', "write its name in small letters"),
             ('[gpus.my-card]\nmemory = "lots"', "[gpus.my-card] in the settings: memory 'lots' is not a size"),
             ('[gpus.my-card]\nmemory = "20GiB"\narch = "sm_10"', "'sm_10' is none from sm_60"),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpumem_tui.catalog.loader import gpus
 from gpumem_tui.doctor import checks as doctor
 from gpumem_tui.doctor.checks import Check, Status, System
 from gpumem_tui.memory import Unknown
@@ -224,6 +225,11 @@ def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check = doctor.settings_check()
     assert check.status is Status.FAIL
     assert check.found == "settings.toml:1: unknown key 'bel'; did you mean bell?"
+    path.write_text('[gpus.h100-80gb]\nmemory = "20GiB"\n')
+    gpus.cache_clear()
+    check = doctor.settings_check()
+    gpus.cache_clear()
+    assert check.found == "[gpus.h100-80gb] in the settings: the catalog has a GPU of this name; choose another"
 
 
 class TestTorch:
