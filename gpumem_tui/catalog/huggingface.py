@@ -162,10 +162,11 @@ class MixtralConfig(ExpertsConfig, kw_only=True):
     """A configuration of Mixtral."""
 
     num_local_experts: Size
-    router_jitter_noise: Literal[0] = 0
+    router_jitter_noise: float = 0.0
 
     def shape(self, name: str) -> ModelShape:
         """Return the shape, as `Gpt2Config.shape` does."""
+        _require(self.router_jitter_noise == 0, "router_jitter_noise must be 0: the formula has no such noise")
         return self._shape_with(name, Experts(self.num_local_experts, self.num_experts_per_tok, weighs_in_fp32=True))
 
 
@@ -311,6 +312,9 @@ CONFIGS: Mapping[str, type[HfConfig]] = MappingProxyType(
 )
 """The configurations that can be read, by model_type."""
 
+
+NEWER_KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType({"qwen3_moe": {"num_local_experts": "num_experts"}})
+"""By model_type, keys that transformers 5 writes, and those of older files (`attribute_map` of its configurations)."""
 
 HEADS: Mapping[str, str] = MappingProxyType(
     {

@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from gpumem_tui.catalog.custom import described, is_custom, of_settings
-from gpumem_tui.catalog.huggingface import CONFIGS, HEADS, HfConfig
+from gpumem_tui.catalog.huggingface import CONFIGS, HEADS, NEWER_KEYS, HfConfig
 from gpumem_tui.catalog.shapes import FAMILIES, CatalogError, Gpu, GpuSpeed, ModelShape, ShapeError
 from gpumem_tui.memory import MIB, format_bytes
 from gpumem_tui.text import printable
@@ -228,6 +228,8 @@ def shape_from_hf_config(config: Mapping[str, object], name: str) -> ModelShape:
     if isinstance(heads, list) and heads and HEADS[str(model_type)] not in heads[:1]:
         head = printable(str(heads[0]))
         raise NoClosedFormError(f"{name} is a {head}, and there is a formula for {HEADS[str(model_type)]} only")
+    newer = NEWER_KEYS.get(str(model_type), {})
+    config = {**{old: config[key] for key, old in newer.items() if key in config}, **config}
     _check_keys(config, name, kind)
     try:
         shape = msgspec.convert(config, kind).shape(name)

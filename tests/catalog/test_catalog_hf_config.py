@@ -10,7 +10,7 @@ import pytest
 
 from gpumem_tui.catalog.config_file import read_config_file
 from gpumem_tui.catalog.huggingface import CONFIGS
-from gpumem_tui.catalog.loader import find_model, shape_from_hf_config
+from gpumem_tui.catalog.loader import NoClosedFormError, find_model, shape_from_hf_config
 from gpumem_tui.catalog.shapes import CatalogError, ModelShape
 from gpumem_tui.formula.parameters import count_parameters
 
@@ -214,6 +214,29 @@ def test_first_blocks_without_experts_have_the_dense_networks_width(dense: list[
     """As transformers 5.24 counts them: `Qwen3MoeForCausalLM(Qwen3MoeConfig(**config))` on the meta device."""
     shape = shape_from_hf_config({**QWEN3_30B_A3B, "mlp_only_layers": dense}, "mine")
     assert count_parameters(shape) == parameters
+
+
+def test_a_file_that_transformers_5_saved_is_the_same_model() -> None:
+    saved = {**QWEN3_30B_A3B, "num_local_experts": QWEN3_30B_A3B["num_experts"], "rope_parameters": {"rope_theta": 1e6}}
+    del saved["num_experts"]
+    assert shape_from_hf_config(saved, "mine") == shape_from_hf_config(QWEN3_30B_A3B, "mine")
+
+
+@pytest.mark.parametrize(("noise", "is_read"), [(0, True), (0.0, True), (0.1, False)])
+def test_noise_on_the_router_is_refused_and_none_of_it_is_not(noise: float, is_read: bool) -> None:
+    mixtral = {**MISTRAL_7B, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+    mixtral["router_jitter_noise"] = noise
+    if is_read:
+        assert count_parameters(shape_from_hf_config(mixtral, "mine")) == 46_702_792_704
+    else:
+        assert "router_jitter_noise must be 0" in refused(mixtral)
+
+
+@pytest.mark.parametrize("head", ["LlamaForSequenceClassification", "LlamaModel", "\x1b[2J"])
+def test_another_head_is_no_network_of_the_formula(head: str) -> None:
+    with pytest.raises(NoClosedFormError, match="there is a formula for LlamaForCausalLM only") as caught:
+        shape_from_hf_config({**LLAMA_2_7B, "architectures": [head]}, "mine")
+    assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize(
