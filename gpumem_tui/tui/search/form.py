@@ -187,7 +187,8 @@ class FormValues:
         asked = self._asked(values)
         device = self._read_device(_described(values["gpu"], asked), share=asked.share)
         python = self._read_python(values["python"])
-        workload = replace(asked.trained, offline=True).spec(python)  # each letter that is typed comes here
+        offline = asked.trained.config is not None  # each letter that is typed comes here
+        workload = replace(asked.trained, offline=offline).spec(python)
         config = replace(
             changed(self._config, asked.terms_of(workload)),
             workload=workload,
@@ -448,7 +449,7 @@ class EditScreen(ModalScreen[Edited | None]):
             self._good = None
             said = str(error).replace(HOW_TO_ASK, "enter asks the hub")
             wrong, complaint = _place(said, "workload" if kind == "file" else kind)
-            errors[wrong] = complaint
+            errors["config" if (wrong, kind) == ("model", "config") else wrong] = complaint
         shape = models().get(self._chosen("model")) if kind == "model" else None
         describes_gpu = self._chosen("gpu") == _CUSTOM_GPU
         for option in FIELDS:
