@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 
@@ -74,13 +75,16 @@ class Folder:
     ) -> None:
         self.close()
 
-    def names(self) -> list[str]:
-        """List the names in the folder.
+    def names(self, most: int | None = None) -> list[str]:
+        """List the names in the folder, or so many of them.
 
         Raises:
             OSError: it cannot be listed.
         """
-        return os.listdir(self._descriptor)
+        if most is None:
+            return os.listdir(self._descriptor)
+        with os.scandir(self._descriptor) as entries:
+            return [entry.name for entry in islice(entries, most)]
 
     def file_system(self) -> os.statvfs_result:
         """Return how full its file system is.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import os
 import resource
@@ -34,13 +35,23 @@ from gpumem_tui.watch.ends import Evidence, Witness, end_of, unseen
 from gpumem_tui.watch.folders import full_reason
 from gpumem_tui.watch.publishing import PublishingFolders, expected_owners
 from gpumem_tui.watch.ranks import StoppedAt
-from gpumem_tui.watch.records import End, ProbedProcess, ProbeSample, ProcessState, RefusedFile, last_first
+from gpumem_tui.watch.records import (
+    SHOWING,
+    End,
+    ProbedProcess,
+    ProbeSample,
+    ProcessState,
+    RefusedFile,
+    last_first,
+)
 
 _SILENT_AFTER_S, _SILENT_STEPS = 15.0, 3
 """A stop is reported after so long without a step, and so many times as long as one took before."""
 _RARER_S = 2.0
 """Samples that are further apart than this are called rarer."""
-_MOST_NAMES, _MOST_RINGS = 4096, 256
+_LONGEST_TICKS = 20
+"""Digits of a start in clock ticks: /proc/PID/stat has 64 bits (proc(5))."""
+_MOST_NAMES, _MOST_RINGS, _MOST_OF_ANOTHER = 4096, 256, 64
 """Limits for one user: names in a folder, rings. Nobody takes the place of others by making more."""
 _HELD_SHARE, _HELD_SHARE_OF_A_USER = 1 / 4, 1 / 8
 """Share of our descriptors for processes that are followed, and for those of one user."""
@@ -59,6 +70,17 @@ class _Ring:
     host: hosts.Host | None = None
     witness: Witness | None = None
     end: End | None = None
+
+
+def most_rings(uid: int) -> int:
+    """Return how many processes of a user are read at once: what others publish costs the reader little."""
+    return _MOST_RINGS if uid == os.geteuid() else _MOST_OF_ANOTHER
+
+
+def _start_ticks(name: str) -> int:
+    """Return when the process began that a ring is named after; before any other if it is no ring's name."""
+    ticks = name.removesuffix(".ring").partition("-")[2]
+    return int(ticks) if ticks.isdecimal() and len(ticks) < _LONGEST_TICKS else -1
 
 
 class Watcher:
@@ -85,6 +107,7 @@ class Watcher:
         self._clock_ns = clock_ns
         self._rings: dict[Path, _Ring] = {}
         self._refused: dict[str, str] = {}
+        self._left_out: Counter[int] = Counter()
         self._hosts: dict[tuple[int, int], hosts.Host] | None = None
 
     def follow(self, pid: int) -> None:
@@ -100,6 +123,7 @@ class Watcher:
         `refused`.
         """
         self._refused = {}
+        self._left_out = Counter()
         self._hosts = None
         seen = self._admitted(
             {ring: uid for directory in self._places.directories() for ring, uid in self._scan(directory)}
@@ -143,22 +167,26 @@ class Watcher:
         return tuple(ProbeSample(ring.records[number]) for number in sorted(ring.records) if number <= (last or number))
 
     def _admitted(self, found: Mapping[Path, int]) -> dict[Path, int]:
-        """Return as many rings of each user as are read; those that were read before come first."""
+        """Return as many rings of each user as are read: those of the processes that began last."""
         taken: Counter[int] = Counter()
         admitted = {}
-        for path in sorted(found, key=lambda path: path not in self._rings):
+        for path in sorted(found, key=lambda path: _start_ticks(path.name), reverse=True):
             taken[found[path]] += 1
-            if taken[found[path]] <= _MOST_RINGS:
+            if taken[found[path]] <= most_rings(found[path]):
                 admitted[path] = found[path]
-        for uid in (uid for uid, count in taken.items() if count > _MOST_RINGS):
-            self._refused[f"user {uid}"] = f"user {uid} has {taken[uid]} rings, of which {_MOST_RINGS} are read"
+        taken.update(self._left_out)
+        for uid, count in taken.items():
+            if count > most_rings(uid):
+                who = user_name(uid)
+                self._refused[f"user {uid}"] = f"{SHOWING} {most_rings(uid)} of user {who}, who has {count:,}"
         return admitted
 
     def _scan(self, directory: Path) -> Iterator[tuple[Path, int]]:
         """Yield the rings in a folder, with the user whose folder it is."""
         try:
             with Folder(directory, expected_owners(directory)) as folder:
-                uid, names, full = folder.owner, folder.names(), full_reason(directory, folder.file_system())
+                uid, full = folder.owner, full_reason(directory, folder.file_system())
+                names = folder.names(_MOST_NAMES + 1)
         except FileNotFoundError:
             return
         except WireError as error:
@@ -168,19 +196,20 @@ class Watcher:
             self._refused[str(directory)] = f"{directory} cannot be read: {error.strerror}"
             return
         if len(names) > _MOST_NAMES:
-            self._refused[str(directory)] = f"{directory} holds {len(names)} files, more than {_MOST_NAMES}"
+            self._refused[str(directory)] = f"{directory} holds more than {_MOST_NAMES} files"
             return
         if full:
             self._refused[str(directory)] = full
-        for name in names:
-            path = directory / name
-            if name.endswith(".ring") and not name.startswith("."):
-                try:
-                    Files.of_ring(path)
-                except WireError as error:
-                    self._refused[str(path)] = str(error)
-                else:
-                    yield path, uid
+        rings = [name for name in names if name.endswith(".ring") and not name.startswith(".")]
+        newest = heapq.nlargest(most_rings(uid), rings, key=_start_ticks)
+        self._left_out[uid] += len(rings) - len(newest)
+        for path in (directory / name for name in newest):
+            try:
+                Files.of_ring(path)
+            except WireError as error:
+                self._refused[str(path)] = str(error)
+            else:
+                yield path, uid
 
     def _look(self, ring: _Ring) -> ProbedProcess:
         """Return the process behind a ring, after reading what was written since the last look."""

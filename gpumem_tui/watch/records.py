@@ -276,9 +276,18 @@ class ProbedProcess:
         return self.state.value if self.end is None else self.end.phrase
 
 
+SHOWING = "showing the newest"
+"""Begins the reason of one that is left out as others are newer."""
+
+
 @dataclass(frozen=True)
 class RefusedFile:
     """Something in the probes' folder that is not read, and why."""
 
     path: str
     reason: str
+
+    @property
+    def words(self) -> str:
+        """What is left out, in one line."""
+        return self.reason if self.reason.startswith(SHOWING) else f"not read: {self.reason}"

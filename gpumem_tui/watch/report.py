@@ -77,7 +77,7 @@ def watch(
     watcher.processes()
     refused = watcher.refused
     for each in refused[:_MOST_REFUSED]:
-        complain(f"not read: {each.reason}", 0)
+        complain(each.words, 0)
     if more := len(refused[_MOST_REFUSED:]):
         complain(f"not read: {more} more, such as {refused[-1].path}", 0)
     if pid is None:

@@ -337,8 +337,8 @@ def test_a_folder_may_go_at_every_step(folder: Path, monkeypatch: pytest.MonkeyP
         goes.mkdir(0o700, parents=True)
         does = getattr(Folder, step)
 
-        def gone_then(opened: Folder, does: Callable[[Folder], object] = does) -> object:
-            found = does(opened)
+        def gone_then(opened: Folder, *most: int, does: Callable[..., object] = does) -> object:
+            found = does(opened, *most)
             shutil.rmtree(opened.path)
             return found
 

@@ -24,9 +24,10 @@ from gpumem_tui.probe.wire import (
     PostMortem,
     Trained,
 )
+from gpumem_tui.system import user_name
 from gpumem_tui.watch import reader
 from gpumem_tui.watch.documents import read_document
-from gpumem_tui.watch.reader import Watcher
+from gpumem_tui.watch.reader import Watcher, most_rings
 from tests.attach.loops import NOBODY
 from tests.watch.rings import RECORD, RingFile, gone, out_of_memory, this_process
 
@@ -120,13 +121,28 @@ def test_one_user_with_too_many_rings(ring: RingFile) -> None:
         os.link(ring.path, Files(ring.files.directory, gone().pid, ticks).ring)
     watched = watcher.processes()
     assert [process.pid for process in watched] == [os.getpid()]
-    assert f"user {UID} has 301 rings, of which 256 are read" in [refused.reason for refused in watcher.refused]
+    told = f"showing the newest 256 of user {user_name(UID)}, who has 301"
+    assert told in [refused.words for refused in watcher.refused]
+
+
+def test_of_another_user_the_newest_are_read_and_no_more(ring: RingFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of files cost the viewer as much as a few."""
+    folder = ring.files.directory
+    for ticks in range(3000):
+        os.link(ring.path, Files(folder, gone().pid, ticks).ring)
+    assert (most_rings(UID), most_rings(UID + 1)) == (256, 64)
+    monkeypatch.setattr("gpumem_tui.watch.reader.most_rings", lambda _uid: most_rings(UID + 1))
+    watcher = Watcher([folder])
+    watcher.processes()
+    read = {Path(each.path).name for each in watcher.refused if each.path.startswith("/")}
+    assert read == {f"{gone().pid}-{ticks}.ring" for ticks in range(2937, 3000)}, "as ours is the newest"
+    assert watcher.refused[-1].words == f"showing the newest 64 of user {user_name(UID)}, who has 3,001"
 
 
 def test_a_folder_with_too_many_files(ring: RingFile) -> None:
     for number in range(4096):
         (ring.files.directory / str(number)).touch()
-    assert reasons(ring.files.directory) == [f"{ring.files.directory} holds 4097 files, more than 4096"]
+    assert reasons(ring.files.directory) == [f"{ring.files.directory} holds more than 4096 files"]
 
 
 def test_many_living_processes_leave_descriptors_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

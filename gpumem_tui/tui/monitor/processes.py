@@ -254,7 +254,7 @@ def _tail(state: MonitorState, listed: int) -> Iterator[Span]:
     refused = state.published.refused
     if refused:
         more = f" (+{len(refused) - 1} more)" if len(refused) > 1 else ""
-        yield f"   not read: {refused[0].reason}{more}", "$warning"
+        yield f"   {refused[0].words}{more}", "$warning"
     if state.filter or state.only_focus or state.mine:
         which = [f"matching “{state.filter}”"] if state.filter else []
         which += [f"on GPU {state.focused.index}"] if state.only_focus and state.focused is not None else []
