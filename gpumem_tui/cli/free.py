@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -17,15 +19,21 @@ from gpumem_tui.cli.types import AT_LEAST_ONE, Finite, Typed, with_options
 from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
 from gpumem_tui.memory import Unknown, format_bytes, size_from
 from gpumem_tui.report.objects import SCHEMA, JsonObject
-from gpumem_tui.report.output import Printer, complain
+from gpumem_tui.report.output import Complaints, Printer, complain
 from gpumem_tui.report.tables import counted
 
 if TYPE_CHECKING:
     from gpumem_tui.monitor.snapshot import GpuReading, Snapshot
     from gpumem_tui.remote.status import HostStatus
 
+EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 126, 127
+"""As shells have it of a command that cannot be run (POSIX, "Exit Status for Commands")."""
 _Read = Callable[[], Mapping[str, "Snapshot | str"]]
 """The newest snapshot of each machine by its name, or why it is missing; this machine's name is empty."""
+
+_Found = Mapping[str, "tuple[list[GpuReading], Snapshot]"]
+"""The free GPUs of each machine, among all of it."""
+_LOOK_S = 2.0
 
 
 @click.command
@@ -47,65 +55,143 @@ _Read = Callable[[], Mapping[str, "Snapshot | str"]]
     "--interval",
     "interval_s",
     type=Finite(0.2, 3600),
-    default=2.0,
+    default=_LOOK_S,
     metavar="S",
     help="Seconds between two looks while waiting (default: 2).",
 )
 @click.option("--json", "as_json", is_flag=True, help="One object, with UUIDs, names and free memory.")
+@click.option("--explain", is_flag=True, help="Print the rule, and of each GPU why it is free or not.")
+@click.option("--exec", "runs", is_flag=True, help="Wait, then run the command after -- on them, in this process.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 @with_options([*HOSTS_OPTIONS, timeout_option])
-def free(
-    count: int | None,
-    memory_bytes: int | None,
-    interval_s: float,
-    *,
-    brand: str | None,
-    wait: bool,
-    as_json: bool,
-    **hosts: object,
-) -> int:
-    """The free GPUs as CUDA_VISIBLE_DEVICES takes them: CUDA_VISIBLE_DEVICES=$(gpumem-tui free --gpus 2 --wait).
+def free(**values: object) -> int:
+    """The free GPUs as CUDA_VISIBLE_DEVICES takes them; with --exec a command on them, once there are so many.
 
-    Free is a GPU on which nobody computes, within the CUDA_VISIBLE_DEVICES that is set already; one whose processes
-    cannot be read is not, nor one that is divided into MIG instances. They are printed by number, or by UUID where GPUs
-    differ, as CUDA counts those in another order. With several hosts each line begins with the host. Exit code 3: there
-    are not so many, and nothing is printed.
+    \b
+    gpumem-tui free --gpus 2 --exec -- python train.py
 
-    All are of one vendor. AMD's are printed as HIP_VISIBLE_DEVICES takes them:
-    HIP_VISIBLE_DEVICES=$(gpumem-tui free --vendor AMD).
+    --explain prints what free is. They are within the CUDA_VISIBLE_DEVICES that is set already, of one vendor, by
+    number, or by UUID where GPUs differ. With several hosts each line begins with the host. Exit code 3: there are not
+    so many, and nothing is printed. The command of --exec takes this process over, and so keeps its exit code and
+    signals.
     """
-    from gpumem_tui.monitor.devices import free_gpus
-
-    asked = AskedHosts.of({**hosts, "interval_s": interval_s, "address": None})
+    asked = _Asked.of(values)
+    asked.check()
     reading = _hosts(asked) if asked.are_named else _here()
     with reading as read:
         try:
-            while True:
-                found = read()
-                known = {name: each for name, each in found.items() if not isinstance(each, str)}
-                free = {
-                    name: _of_one_vendor(free_gpus(snapshot, memory_bytes, {} if name else os.environ), count, brand)
-                    for name, snapshot in known.items()
-                }
-                enough = {name: (chosen, known[name]) for name, chosen in free.items() if chosen}
-                never = _never(known.values(), count, memory_bytes, brand)
-                if enough or not wait or (never and len(known) == len(found)):
-                    break
-                time.sleep(interval_s)
+            found, enough, never = _looked(asked, read)
         except KeyboardInterrupt:
             return EXIT_INTERRUPTED
+    known = {name: each for name, each in found.items() if not isinstance(each, str)}
     for name, problem in found.items():
         if isinstance(problem, str):
             complain(f"{name}: {problem}" if name else problem, 0)
+    if asked.explain:
+        Printer(as_json=False).show(lines=partial(_explained, known, asked.memory_bytes, named=len(found) > 1))
+        return 0 if enough else EXIT_NOTHING_FITS if known else EXIT_FAILED
     if not enough:
-        free_of = f" with {format_bytes(memory_bytes)} free" if memory_bytes else ""
-        what = "GPU" if memory_bytes else "free GPU"
-        few = f"no {what}{free_of}" if count is None else f"no machine has {counted(count, what)}{free_of}"
+        free_of = f" with {format_bytes(asked.memory_bytes)} free" if asked.memory_bytes else ""
+        what = "GPU" if asked.memory_bytes else "free GPU"
+        few = f"no {what}{free_of}" if asked.count is None else f"no machine has {counted(asked.count, what)}{free_of}"
         return complain(never or f"{few}; --wait waits", EXIT_NOTHING_FITS) if known else EXIT_FAILED
-    first = dict(list(enough.items())[:1]) if count is not None else enough
-    Printer(as_json=as_json).show(
+    first = dict(list(enough.items())[:1]) if asked.count is not None else enough
+    if asked.runs:
+        return _run(asked.command, *enough[""])
+    Printer(as_json=asked.as_json).show(
         body=partial(FreeObject.of, first), lines=partial(_lines, first, named=len(found) > 1)
     )
     return 0
+
+
+class _Asked(AskedHosts, frozen=True):
+    """The options that were typed: which GPUs, of which machines, and what becomes of them."""
+
+    count: int | None = None
+    memory_bytes: int | None = None
+    brand: str | None = None
+    wait: bool = False
+    as_json: bool = False
+    explain: bool = False
+    runs: bool = False
+    command: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Refuse what cannot be together."""
+        if self.command and not self.runs:
+            raise click.UsageError("a command is run with --exec: `gpumem-tui free --exec -- COMMAND`")
+        if self.runs and not self.command:
+            raise click.UsageError("--exec: give the command after --: `gpumem-tui free --exec -- python train.py`")
+        if self.runs and self.are_named:
+            raise click.UsageError("--exec runs the command on this machine: leave out --host, or `ssh -t HOST` there")
+        if self.explain and (self.runs or self.as_json):
+            raise click.UsageError(f"--explain and {'--exec' if self.runs else '--json'}: give only one of them")
+
+
+def _looked(asked: _Asked, read: _Read) -> tuple[Mapping[str, Snapshot | str], _Found, str]:
+    """Look until there are enough, if that is waited for; return what was found, the free GPUs, why there never are."""
+    from gpumem_tui.monitor.devices import free_gpus
+
+    say = Complaints().say
+    while True:
+        found = read()
+        known = {name: each for name, each in found.items() if not isinstance(each, str)}
+        free: dict[str, list[GpuReading]] = {}
+        for name, snapshot in known.items():
+            idle = free_gpus(snapshot, asked.memory_bytes, {} if name else os.environ)
+            free[name] = _of_one_vendor(idle, asked.count, asked.brand)
+        enough = {name: (chosen, known[name]) for name, chosen in free.items() if chosen}
+        never = _never(known.values(), asked.count, asked.memory_bytes, asked.brand)
+        waits = asked.wait or asked.runs
+        if enough or not waits or (never and len(known) == len(found)):
+            return found, enough, never
+        problem = next((each for each in found.values() if isinstance(each, str)), "")
+        if asked.runs:
+            say(problem or f"waiting for {counted(asked.count or 1, 'free GPU')}; `gpumem-tui free --explain` says why")
+        time.sleep(asked.interval_s or _LOOK_S)
+
+
+def _explained(machines: Mapping[str, Snapshot], memory_bytes: int | None, *, named: bool) -> Iterator[str]:
+    """Yield the rule, and of each GPU why it is free or not."""
+    from gpumem_tui.monitor.devices import free_rule, visible_uuids, why_not_free
+
+    yield free_rule(memory_bytes)
+    for name, snapshot in machines.items():
+        seen = visible_uuids(snapshot, {} if name else os.environ)
+        for gpu in snapshot.gpus:
+            why = why_not_free(gpu, memory_bytes, seen)
+            used = "" if isinstance(gpu.memory, Unknown) else f"{format_bytes(gpu.memory.used_bytes)} in use"
+            state = f"not free: {why}" if why else f"free: {used}"
+            yield f"{f'{name} ' if named else ''}GPU {gpu.index} ({gpu.name}): {state}"
+
+
+def _run(command: Sequence[str], gpus: Sequence[GpuReading], snapshot: Snapshot) -> int:
+    """Become the command, on these GPUs; return only if it cannot be run."""
+    from gpumem_tui.monitor.vendors import of_brand
+
+    vendor = of_brand(gpus[0].vendor)
+    devices, by_number = _devices(gpus, snapshot)
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if by_number and vendor.orders_by_speed else {}
+    told = {vendor.visible: devices, **order}
+    complain(" ".join(f"{name}={value}" for name, value in told.items()), 0)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and exec would keep ignored
+        signal.signal(number, signal.SIG_DFL)
+    _keep_to_itself(vendor.device_paths)
+    try:
+        os.execvpe(command[0], list(command), {**os.environ, **told})  # noqa: S606  what the user asked for
+    except OSError as error:
+        code = EXIT_NOT_FOUND if isinstance(error, FileNotFoundError) else EXIT_NOT_EXECUTABLE
+        return complain(f"{command[0]} cannot be run: {error.strerror}", code)
+
+
+def _keep_to_itself(paths: tuple[str, ...]) -> None:
+    """Have the devices that the driver's library opened here be closed where the command begins."""
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the one by which they are listed
+            if os.readlink(f"/proc/self/fd/{name}").startswith(paths):
+                os.set_inheritable(int(name), False)
 
 
 def _never(snapshots: Iterable[Snapshot], count: int | None, memory_bytes: int | None, brand: str | None) -> str:
@@ -140,17 +226,19 @@ def _of_one_vendor(gpus: Sequence[GpuReading], count: int | None, brand: str | N
     return []
 
 
-_Found = Mapping[str, "tuple[list[GpuReading], Snapshot]"]
+def _devices(gpus: Sequence[GpuReading], snapshot: Snapshot) -> tuple[str, bool]:
+    """Return GPUs as the runtime's variable takes them, and whether by number."""
+    from gpumem_tui.monitor.vendors import of_brand
+
+    brand = gpus[0].vendor
+    is_alike = len({gpu.name for gpu in snapshot.gpus if gpu.vendor == brand}) == 1
+    by_number = is_alike or not of_brand(brand).orders_by_speed
+    return ",".join(str(gpu.number) if by_number else gpu.uuid for gpu in gpus), by_number
 
 
 def _lines(found: _Found, *, named: bool) -> Iterator[str]:
-    from gpumem_tui.monitor.vendors import of_brand
-
     for name, (gpus, snapshot) in found.items():
-        brand = gpus[0].vendor
-        is_alike = len({gpu.name for gpu in snapshot.gpus if gpu.vendor == brand}) == 1
-        by_number = is_alike or not of_brand(brand).orders_by_speed
-        devices = ",".join(str(gpu.number) if by_number else gpu.uuid for gpu in gpus)
+        devices, _ = _devices(gpus, snapshot)
         yield f"{name} {devices}" if named else devices
 
 

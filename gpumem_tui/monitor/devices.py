@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpumem_tui.catalog.shapes import Gpu
-from gpumem_tui.memory import MIB, Unknown
+from gpumem_tui.memory import MIB, Unknown, format_bytes
 from gpumem_tui.monitor import vendors
 from gpumem_tui.monitor.backend import Fault, GpuBackend, Identity, StartFault, Vendor
 from gpumem_tui.monitor.readings import Reading
-from gpumem_tui.monitor.snapshot import DeviceState, GpuReading, Memory, ProcessKind, Snapshot
+from gpumem_tui.monitor.snapshot import DeviceState, GpuProcess, GpuReading, Memory, ProcessKind, Snapshot
 
 IDLE_BYTES = 512 * MIB
 """A GPU with less than this in use, and no compute process, is free: a display server may still draw on it."""
+
+CONTEXT_BYTES = 128 * MIB
+"""Less than a CUDA context takes on any GPU (`simulator/allocator/contexts.json`): a GPU that is busy with as much in
+use by nobody whom the driver lists runs a program of another container."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,12 @@ def free_gpus(snapshot: Snapshot, memory_bytes: int | None, environ: Mapping[str
         memory_bytes: with so much memory free, whoever computes there; None for those on which nobody does.
         environ: whose ``CUDA_VISIBLE_DEVICES``, or its vendor's like, they are among, if it has any.
     """
+    seen = visible_uuids(snapshot, environ)
+    return [gpu for gpu in snapshot.gpus if not why_not_free(gpu, memory_bytes, seen)]
+
+
+def visible_uuids(snapshot: Snapshot, environ: Mapping[str, str]) -> frozenset[str]:
+    """Return the UUIDs of the GPUs that a program with this environment may see."""
     seen: set[str] = set()
     for brand in {gpu.vendor for gpu in snapshot.gpus}:
         whose = [Candidate(gpu.number, gpu.uuid, gpu.name) for gpu in snapshot.gpus if gpu.vendor == brand]
@@ -147,17 +157,60 @@ def free_gpus(snapshot: Snapshot, memory_bytes: int | None, environ: Mapping[str
         if visible is not None:
             listed = visible_devices(whose, {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
         seen.update(() if isinstance(listed, Unknown) else listed)
-    return [gpu for gpu in snapshot.gpus if gpu.uuid in seen and is_free(gpu, memory_bytes)]
+    return frozenset(seen)
 
 
 def is_free(gpu: GpuReading, memory_bytes: int | None = None) -> bool:
     """Return whether a GPU can be read as a whole and is free, as `free_gpus` has it."""
-    memory, processes = gpu.memory, gpu.processes
-    if isinstance(memory, Unknown) or isinstance(processes, Unknown) or gpu.state is not DeviceState.OK or gpu.mig:
-        return False
+    return not why_not_free(gpu, memory_bytes)
+
+
+def free_rule(memory_bytes: int | None = None) -> str:
+    """Return by which rule a GPU is free, in one line for a person."""
+    alive = "A GPU is free that answers, is not divided into MIG instances"
     if memory_bytes:
-        return memory.free_bytes >= memory_bytes
-    return memory.used_bytes < IDLE_BYTES and all(process.kind is ProcessKind.GRAPHICS for process in processes)
+        return f"{alive} and has {format_bytes(memory_bytes)} free."
+    most = f"less than {IDLE_BYTES // MIB} MiB in use, if it is busy {CONTEXT_BYTES // MIB}"
+    return f"{alive}, has no process that computes, however little that holds, and {most}."
+
+
+def why_not_free(gpu: GpuReading, memory_bytes: int | None = None, seen: Collection[str] | None = None) -> str:
+    """Return why a GPU is not free, in a few words; empty if it is.
+
+    Args:
+        memory_bytes: as `free_gpus` has it.
+        seen: the UUIDs of the GPUs that a program may see; None for all.
+    """
+    memory, processes = gpu.memory, gpu.processes
+    if seen is not None and gpu.uuid not in seen:
+        return f"not among those of {vendors.of_brand(gpu.vendor).visible}"
+    if gpu.state is not DeviceState.OK:
+        return f"{gpu.state.value}: {gpu.state_reason}"
+    if gpu.mig:
+        return "divided into MIG instances"
+    if isinstance(memory, Unknown):
+        return f"its memory is unknown: {memory.reason}"
+    if isinstance(processes, Unknown):
+        return f"its processes are unknown: {processes.reason}"
+    if memory_bytes:
+        return "" if memory.free_bytes >= memory_bytes else f"{format_bytes(memory.free_bytes)} free"
+    computing = [process for process in processes if process.kind is not ProcessKind.GRAPHICS]
+    if computing:
+        more = f" and {len(computing) - 1} more" if len(computing) > 1 else ""
+        return f"{_who(computing[0])}{more}"
+    if memory.used_bytes >= IDLE_BYTES:
+        return f"{format_bytes(memory.used_bytes)} in use by no listed process"
+    busy = gpu.telemetry.utilization_percent
+    if not processes and isinstance(busy, int) and busy > 0 and memory.used_bytes >= CONTEXT_BYTES:
+        return f"busy for {busy} % with {format_bytes(memory.used_bytes)} in use by no listed process"
+    return ""
+
+
+def _who(process: GpuProcess) -> str:
+    host = process.host
+    who = f" ({host.name} of {host.user})" if not isinstance(host, Unknown) else ""
+    size = "" if isinstance(process.used_bytes, Unknown) else f" with {format_bytes(process.used_bytes)}"
+    return f"pid {process.pid}{who} computes{size}"
 
 
 # ---- what a process sees

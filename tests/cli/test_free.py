@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from tests.nvml_stub.machine import FakeMachine
 from tests.nvml_stub.scenario import Calls, FakeGpu, FakeInstance, FakeProcess, Scenario
 from tests.remote.standins import DENIED, Ssh
 from tests.tui.test_tui_hosts import live
-from tests.waiting import wait_for_file
+from tests.waiting import DEADLINE_S, wait_for_file
 
 _IDLE = FakeGpu()
 _BUSY = FakeGpu(used_bytes=30 * GIB, processes=[FakeProcess(os.getpid(), 30 * GIB)])
@@ -68,6 +70,92 @@ def test_a_host_that_accepts_and_never_answers_is_a_line_and_a_failure(tmp_path:
     done = program("free", *hosts, env=env, alone=False)
     assert done.code == 0
     assert "silent: no answer within 1 s" in done.err
+
+
+_TELL = "import os, sys; print({name: os.environ.get(name) for name in ('CUDA_VISIBLE_DEVICES', 'CUDA_DEVICE_ORDER')})"
+
+
+def test_a_command_runs_on_the_free_gpus_and_keeps_its_exit_code(fake_machine: FakeMachine, program: Program) -> None:
+    fake_machine.show(_SCENARIO)
+    env = {**fake_machine.environment, "PATH": os.environ["PATH"]}
+    line = (sys.executable, "-c", f"{_TELL}; sys.exit(7)", "--wait", "--")
+    done = program("free", "--gpus", "2", "--exec", "--", *line, env=env)
+    assert (done.code, done.out) == (7, "{'CUDA_VISIBLE_DEVICES': '1,4', 'CUDA_DEVICE_ORDER': 'PCI_BUS_ID'}\n")
+    assert done.err == "gpumem-tui: CUDA_VISIBLE_DEVICES=1,4 CUDA_DEVICE_ORDER=PCI_BUS_ID\n"
+    fake_machine.show(Scenario(gpus=[FakeGpu(name="NVIDIA T4"), _IDLE]))
+    done = program("free", "--exec", "--", sys.executable, "-c", _TELL, env=env)
+    assert "'GPU-00000000,GPU-00000001', 'CUDA_DEVICE_ORDER': None" in done.out
+
+
+def test_a_command_that_gets_no_gpu_does_not_run(fake_machine: FakeMachine, program: Program) -> None:
+    """With `CUDA_VISIBLE_DEVICES=$(gpumem-tui free …)` it would train on the CPU."""
+    fake_machine.show(_SCENARIO)
+    env = {**fake_machine.environment, "PATH": os.environ["PATH"]}
+    done = program("free", "--gpus", "9", "--exec", "--", "touch", "ran", env=env)
+    assert (done.code, done.err) == (3, "gpumem-tui: no machine has 9 GPUs; the most is 5\n")
+    assert not (program.folder / "ran").exists()
+    done = program("free", "--exec", "--", "no-such-program", env=env)
+    assert done.code == 127
+    assert done.err.endswith("gpumem-tui: no-such-program cannot be run: No such file or directory\n")
+
+
+def test_a_command_is_waited_for_and_takes_signals(fake_machine: FakeMachine) -> None:
+    fake_machine.show(Scenario(gpus=[_BUSY]))
+    told = "import os, signal, sys; print(signal.getsignal(signal.SIGPIPE), flush=True); sys.stdin.read()"
+    line = ["free", "--interval", "0.2", "--exec", "--", sys.executable, "-S", "-c", told]
+    with subprocess.Popen(
+        [sys.executable, "-m", "gpumem_tui", *line],
+        env={**os.environ, **fake_machine.environment, "PATH": os.environ["PATH"]},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as waiting:  # fmt: skip
+        assert waiting.stderr is not None
+        assert waiting.stderr.readline().startswith("gpumem-tui: waiting for 1 free GPU; `gpumem-tui free --explain`")
+        with pytest.raises(subprocess.TimeoutExpired):
+            waiting.wait(0.5)
+        fake_machine.show(Scenario(gpus=[_IDLE]))
+        assert waiting.stdout is not None
+        assert waiting.stdout.readline()
+        waiting.terminate()
+        assert waiting.wait(DEADLINE_S) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--exec",), "--exec: give the command after --"),
+        (("--", "true"), "a command is run with --exec"),
+        (("--exec", "--host", "a", "--", "true"), "--exec runs the command on this machine"),
+        (("--explain", "--exec", "--", "true"), "--explain and --exec: give only one of them"),
+        (("--explain", "--json"), "--explain and --json: give only one of them"),
+    ],
+)
+def test_what_cannot_be_together(arguments: tuple[str, ...], said: str, program: Program) -> None:
+    done = program("free", *arguments)
+    assert done.code == 2
+    assert said in done.err
+
+
+def test_the_rule_is_explained_gpu_by_gpu(fake_machine: FakeMachine, program: Program) -> None:
+    context = FakeGpu(used_bytes=600 << 20, processes=[FakeProcess(os.getpid(), 600 << 20)])
+    elsewhere = FakeGpu(used_bytes=300 << 20, utilization_percent=80)
+    lying = FakeGpu(used_bytes=900 << 20)
+    fake_machine.show(replace(_SCENARIO, gpus=[*_SCENARIO.gpus, context, elsewhere, lying]))
+    env = {**fake_machine.environment, "PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": "0,1,2,3,5,6,7"}
+    done = program("free", "--explain", env=env)
+    rule, *gpus = done.out.splitlines()
+    assert done.code == 0
+    assert "has no process that computes, however little that holds, and less than 512 MiB in use" in rule
+    whys = [line.partition("): ")[2] for line in gpus]
+    assert whys[0].startswith(f"not free: pid {os.getpid()} (")
+    assert whys[0].endswith("computes with 30.00 GiB")
+    assert whys[1] == "free: 0 B in use"
+    assert whys[2] == "not free: its processes are unknown: no permission"
+    assert whys[3] == "not free: divided into MIG instances"
+    assert whys[4] == "not free: not among those of CUDA_VISIBLE_DEVICES"
+    assert whys[5].endswith("computes with 0.59 GiB"), "a context alone"
+    assert whys[6] == "not free: busy for 80 % with 0.29 GiB in use by no listed process"
+    assert whys[7] == "not free: 0.88 GiB in use by no listed process"
+    assert program("free", env=env).out == "1\n"
 
 
 def test_gpus_that_differ_are_told_by_uuid(fake_machine: FakeMachine, program: Program) -> None:
