@@ -28,6 +28,7 @@ class AskedHosts(Struct, frozen=True):
         bell: ring when an alert begins; `read_only`: only watch.
         record: also keep their states in this new file; without a terminal nothing else is done.
         settings_path: the settings file; None for the user's.
+        quiet: only keep or serve what is read: no screen, no lines.
     """
 
     hosts: tuple[str, ...] = ()
@@ -43,6 +44,7 @@ class AskedHosts(Struct, frozen=True):
     read_only: bool = False
     settings_path: Path | None = None
     timeout_s: float | None = None
+    quiet: bool = False
 
     @classmethod
     def of(cls: type[Asked], values: Mapping[str, Any]) -> Asked:

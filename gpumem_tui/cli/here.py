@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpumem_tui.cli.asked import AskedMonitor, settings_of
 from gpumem_tui.errors import EXIT_FAILED, OptionError
-from gpumem_tui.report.output import complain, held_stdin, is_terminal, written
+from gpumem_tui.report.output import complain, held_stdin, is_read_by_a_person, is_terminal, written
 
 if TYPE_CHECKING:
     from gpumem_tui.monitor.alerts import Alerts
@@ -28,7 +28,7 @@ def monitor_here(asked: AskedMonitor) -> int:
         OptionError: the recording cannot be played so; the settings are invalid.
     """
     settings = settings_of(asked)
-    on_screen = not (asked.once or asked.as_json or asked.wire) and is_terminal()
+    on_screen = not (asked.once or asked.as_json or asked.wire or asked.quiet) and is_terminal()
     if asked.replay is not None:
         return _replayed(asked.replay, asked, settings, on_screen=on_screen)
     from gpumem_tui.monitor.sampler import Sampler
@@ -140,6 +140,9 @@ def _stream(source: Source, settings: Settings, recorder: GpuRecorder | None, as
     from gpumem_tui.monitor.wire import ReportWriter
     from gpumem_tui.recording.file import RecordingError
 
+    quiet = asked.quiet or (recorder is not None and not (asked.as_json or asked.wire or is_read_by_a_person()))
+    if quiet and recorder is not None:
+        complain(f"recording to {asked.record}; ctrl+c ends it", 0)
     snapshots = live(source, settings.interval_s, held_stdin() if asked.wire else ())
     notifier = None if asked.as_json or asked.wire else Notifier(settings.notify)  # who reads the JSON has its alerts
     try:
@@ -148,6 +151,7 @@ def _stream(source: Source, settings: Settings, recorder: GpuRecorder | None, as
                 lambda: stream(
                     snapshots, _alerts(settings), as_json=asked.as_json, wire=ReportWriter() if asked.wire else None,
                     only=_only(settings), recorder=recorder, ask=_probes(), notifier=notifier,
+                    quiet=quiet,
                 )
             )  # fmt: skip
     except (NoDriverAnswer, RecordingError) as error:

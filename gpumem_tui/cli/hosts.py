@@ -159,8 +159,8 @@ def watch_hosts(asked: AskedHosts) -> int:
             where = serve_metrics(stack, partial(_machines, fleet), *asked.address)
             complain(f"{where}, of {counted(len(fleet.connections), 'host')}", 0)
         if asked.record is not None:
-            return _record_hosts(fleet, asked.record, settings, allow_signals=asked.allow_signals)
-        if is_terminal():
+            return _record_hosts(fleet, asked.record, settings, asked)
+        if is_terminal() and not asked.quiet:
             return open_hosts(fleet, settings, allow_signals=asked.allow_signals)
         stack.callback(fleet.stop)
         fleet.start()
@@ -212,7 +212,7 @@ def _machines(fleet: Fleet) -> Iterator[Machine]:
             )
 
 
-def _record_hosts(fleet: Fleet, path: Path, settings: Settings, *, allow_signals: bool) -> int:
+def _record_hosts(fleet: Fleet, path: Path, settings: Settings, asked: AskedHosts) -> int:
     """Record hosts, on the screen if there is one; else print the alerts that begin and who is away, a line each."""
     from gpumem_tui.monitor.notify import Notifier
     from gpumem_tui.recording.recording import GpuRecorder, record_hosts
@@ -220,10 +220,10 @@ def _record_hosts(fleet: Fleet, path: Path, settings: Settings, *, allow_signals
     from gpumem_tui.tui.start import open_hosts
 
     recorder = GpuRecorder(path, of_one_machine=False)
-    on_screen, code = is_terminal(), 0
+    on_screen, code = is_terminal() and not asked.quiet, 0
 
     def tell(marks: Sequence[AlertMark]) -> None:
-        for mark in () if on_screen else marks:
+        for mark in () if on_screen or asked.quiet else marks:
             click.echo(mark_line(mark))
 
     def tell_away(marks: Sequence[AlertMark]) -> None:
@@ -242,7 +242,7 @@ def _record_hosts(fleet: Fleet, path: Path, settings: Settings, *, allow_signals
     recorded.start()
     try:
         if on_screen:
-            code = open_hosts(fleet, settings, allow_signals=allow_signals)
+            code = open_hosts(fleet, settings, allow_signals=asked.allow_signals)
         else:
             fleet.start()
             names = ", ".join(fleet.connections)

@@ -21,6 +21,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--csv", "as_csv", is_flag=True, help="For hosts: one line per GPU and reading.")
 @click.option("--interval", "interval_s", type=Finite(0.2, 3600), metavar="S", help="Seconds between readings.")
 @click.option("--record", type=_FILE, metavar="FILE", help="Also keep every reading in a new file.")
+@click.option("--quiet", is_flag=True, help="With --record or --metrics: no screen and no lines.")
 @click.option("--replay", type=_FILE, metavar="FILE", help="Show a recording instead of this machine.")
 @click.option("--speed", type=Finite(0.01, 1000), metavar="X", help="Play it X times as fast on the screen.")
 @metrics_option
@@ -40,6 +41,12 @@ def monitor(**values: object) -> int:
     asked = AskedMonitor.of(values)
     if asked.wire and (asked.are_named or asked.as_json or asked.once or asked.replay):
         raise click.UsageError("--wire: is of this machine as it is now, without --json and --once")
+    if asked.quiet:
+        loud = [option for option in ("--once", "--json", "--csv", "--wire", "--replay") if typed[option]]
+        if loud:
+            raise click.UsageError(f"--quiet and {loud[0]}: give only one of them")
+        if asked.record is None and asked.address is None:
+            raise click.UsageError("--quiet: with --record FILE or --metrics, else nothing is left to do")
     if asked.are_named:
         for option in ("--replay", "--speed"):
             if typed[option]:

@@ -189,6 +189,7 @@ def stream(  # noqa: PLR0913 - named only, each with its default
     recorder: SnapshotKeeper | None = None,
     ask: Ask = no_probes,
     notifier: Notifier | None = None,
+    quiet: bool = False,
 ) -> None:
     """Print every reading as it comes, and put it into the recording.
 
@@ -197,11 +198,12 @@ def stream(  # noqa: PLR0913 - named only, each with its default
     Args:
         only: the user whose processes are printed; empty for everybody's. All are recorded.
         wire: print what it makes of the readings, for a viewer on another machine.
+        quiet: print none; on stderr why no GPU can be watched.
 
     Raises:
         RecordingError: the recording cannot continue.
     """
-    output, say_once = Printer(as_json=as_json), Complaints().say
+    output, say_once, say_problem = Printer(as_json=as_json), Complaints().say, Complaints().say
     known: set[tuple[str, str, AlertKind]] = set()
     for snapshot in snapshots:
         probes = ask(snapshot)
@@ -211,6 +213,9 @@ def stream(  # noqa: PLR0913 - named only, each with its default
             say_once(notifier.problem)
         if recorder is not None:
             recorder.add(snapshot, current, probes)
+        if quiet:
+            say_problem(snapshot.problem)
+            continue
         snapshot, probes = only_of(only, snapshot, probes) if only else (snapshot, probes)
         if wire is not None:
             from gpumem_tui.monitor.wire import HostReport

@@ -162,6 +162,11 @@ def is_terminal() -> bool:
     return all(stream is not None and stream.isatty() for stream in streams) and os.environ.get("TERM") != "dumb"
 
 
+def is_read_by_a_person() -> bool:
+    """Return whether stdout is a terminal, even one that cannot be drawn on."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
 def columns() -> int:
     """Return the width of the terminal, or COLUMNS where that is set; a pipe or a file has room for everything."""
     from shutil import get_terminal_size

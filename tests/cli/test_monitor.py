@@ -31,6 +31,7 @@ from tests.monitor.schema import MONITOR
 from tests.monitor.snapshots import printed
 from tests.nvml_stub.machine import FakeMachine
 from tests.nvml_stub.scenario import LIBRARY_MISMATCH, Calls, FakeGpu, FakeProcess, Scenario
+from tests.waiting import wait_until
 
 _SCHEMA = jsonschema.Draft202012Validator(MONITOR)
 _NO_PID = 2**22 + 1
@@ -329,6 +330,22 @@ def test_a_recording_plays_back_what_was_seen(program: Program, environment: dic
     assert "exists already" in again.err
 
 
+@pytest.mark.parametrize("options", [(), ("--quiet",)])
+def test_a_recording_alone_prints_no_lines(
+    options: tuple[str, ...], program: Program, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """A service that records would fill the log of the system."""
+    path = tmp_path / "night.gpumem"
+    with _running(environment, "monitor", "--interval", "0.2", "--record", str(path), *options) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == f"gpumem-tui: recording to {path}; ctrl+c ends it\n"
+        wait_until(lambda: path.exists() and path.stat().st_size > 0)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (out, err) == ("", "")
+    assert program("monitor", "--replay", str(path), "--json").out.startswith('{"schema": 1')
+
+
 def test_a_recording_whose_recorder_was_killed_plays_to_its_end(
     program: Program, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -390,6 +407,8 @@ def _listening(pid: int) -> list[int]:
     [
         (["--interval", "0"], "'--interval': 0.0 is not in the range"),
         (["--interval", "nan"], "'--interval': nan is not a finite number"),
+        (["--quiet"], "--quiet: with --record FILE or --metrics"),
+        (["--quiet", "--record", "x", "--json"], "--quiet and --json: give only one of them"),
         (["--once", "--record", "x"], "--once and --record: give only one of them"),
         (["--once", "--metrics"], "--once and --metrics: give only one of them"),
         (["--replay", "x", "--record", "y"], "--replay and --record: give only one of them"),
