@@ -339,7 +339,7 @@ def test_a_recording_alone_prints_no_lines(
     with _running(environment, "monitor", "--interval", "0.2", "--record", str(path), *options) as process:
         assert process.stderr is not None
         assert process.stderr.readline() == f"gpumem-tui: recording to {path}; ctrl+c ends it\n"
-        wait_until(lambda: path.exists() and path.stat().st_size > 0)
+        wait_until(lambda: path.exists() and path.read_bytes().count(b"\n") > 4)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert (out, err) == ("", "")
