@@ -14,10 +14,11 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
-from gpumem_tui.memory import Unknown, Value
+from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor import vendors
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import HostProcess
@@ -28,6 +29,7 @@ _HOST_NAMESPACE = "pid:[4026531836]"
 _FRESH_S = 0.2
 """A process on several GPUs is read once for all of them."""
 _FORGET_S = 60.0
+_TICKS_A_S, _PAGE_BYTES = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 _UNREAD = Unknown("needs a second look")
 _START_TOLERANCE_S = 1.0
 """The boot time that start times count from is rounded to a second by the kernel."""
@@ -53,11 +55,32 @@ _CONTAINERS = (
 class _Known:
     """A process that was seen before, as it was at the last look; before the first one, what never changes of it."""
 
-    process: psutil.Process
     host: HostProcess
+    start_ticks: int
     uses_gpu: bool = False
     cpu_s: float = 0.0
     looked_s: float = 0.0
+
+
+class _Stat(NamedTuple):
+    """The line of /proc/PID/stat: all that changes of a process, and what tells it from another of the same pid."""
+
+    parent_pid: int
+    start_ticks: int
+    cpu_s: float
+    resident_bytes: int
+
+    @classmethod
+    def of(cls, pid: int) -> _Stat:
+        """Read it (proc_pid_stat(5)). psutil reads it three times for the same.
+
+        Raises:
+            OSError: there is no such process, or it may not be seen.
+        """
+        with open(f"/proc/{pid}/stat", "rb") as line:
+            after_name = line.read().rpartition(b")")[2].split()
+        ticks = int(after_name[11]) + int(after_name[12])
+        return cls(int(after_name[1]), int(after_name[19]), ticks / _TICKS_A_S, int(after_name[21]) * _PAGE_BYTES)
 
 
 class HostProcesses:
@@ -82,18 +105,19 @@ class HostProcesses:
 
     def _look(self, pid: int, now_s: float) -> Reading[HostProcess]:
         try:
+            stat = _Stat.of(pid)
             known = self._known.get(pid)
-            if known is None or not known.process.is_running():
-                known = self._look_up(pid)
+            if known is None or known.start_ticks != stat.start_ticks:
+                known = self._look_up(pid, stat)
             if self._is_contained and not known.uses_gpu:
                 known.uses_gpu = self._uses_gpu(pid)
                 if not known.uses_gpu:
                     return self._foreign(pid)
             self._known[pid] = known
             if not known.looked_s or now_s - known.looked_s >= _FRESH_S:
-                _read(known, now_s)
+                _take_in(known, stat, now_s)
             return known.host
-        except psutil.NoSuchProcess:
+        except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
             self._known.pop(pid, None)
             if self._is_contained:
                 return self._foreign(pid)
@@ -104,10 +128,10 @@ class HostProcesses:
             except (OSError, OverflowError):
                 pass
             return Unknown("no such process here")
-        except psutil.AccessDenied:
+        except (psutil.AccessDenied, PermissionError):
             return Unknown(f"no permission to see pid {pid}")
 
-    def _look_up(self, pid: int) -> _Known:
+    def _look_up(self, pid: int, stat: _Stat) -> _Known:
         process, cgroup = psutil.Process(pid), file_text(self._proc / str(pid) / "cgroup")
         with process.oneshot():
             name = printable(process.name())
@@ -118,7 +142,7 @@ class HostProcesses:
             containers, pod, job = _CONTAINER_ID.findall(cgroup), _POD.search(cgroup), _SLURM.search(cgroup)
             host = HostProcess(
                 pid=pid,
-                parent_pid=process.ppid(),
+                parent_pid=stat.parent_pid,
                 user=printable(process.username()),
                 name=name,
                 command=printable(command),
@@ -130,7 +154,7 @@ class HostProcesses:
                 pod_uid=pod[1].replace("_", "-") if pod is not None else "",
                 slurm_job=job[1] if job is not None else "",
             )
-        return _Known(process, host)
+        return _Known(host, stat.start_ticks)
 
     def _uses_gpu(self, pid: int) -> bool:
         """Return False only if its open files can be read and none is a GPU's."""
@@ -201,23 +225,15 @@ def _send(process: HostProcess, number: signal.Signals) -> None:
             os.close(descriptor)
 
 
-def _read(known: _Known, now_s: float) -> None:
-    """Read what changes of a process. Linux counts CPU time in hundredths of a second."""
-    process = known.process
-    with process.oneshot():
-        parent_pid = process.ppid()
-        times = process.cpu_times()
-        resident_bytes: Value
-        try:
-            resident_bytes = process.memory_info().rss
-        except psutil.AccessDenied:
-            resident_bytes = Unknown("no permission")
-    cpu_s = times.user + times.system
+def _take_in(known: _Known, stat: _Stat, now_s: float) -> None:
+    """Keep what has changed of a process. Linux counts CPU time in hundredths of a second."""
     cpu_percent: Reading[float] = _UNREAD
     if known.looked_s:
-        cpu_percent = round(100 * max(0.0, cpu_s - known.cpu_s) / (now_s - known.looked_s), 1)
-    known.cpu_s, known.looked_s = cpu_s, now_s
-    known.host = replace(known.host, parent_pid=parent_pid, cpu_percent=cpu_percent, resident_bytes=resident_bytes)
+        cpu_percent = round(100 * max(0.0, stat.cpu_s - known.cpu_s) / (now_s - known.looked_s), 1)
+    known.cpu_s, known.looked_s = stat.cpu_s, now_s
+    host, newer = known.host, (stat.parent_pid, cpu_percent, stat.resident_bytes)
+    if (host.parent_pid, host.cpu_percent, host.resident_bytes) != newer:
+        known.host = replace(host, parent_pid=newer[0], cpu_percent=newer[1], resident_bytes=newer[2])
 
 
 def _container(cgroup: str) -> str:

@@ -91,7 +91,8 @@ def everybodys_directories() -> tuple[Path, ...]:
     """List the folders in /tmp where probes of any user may publish, so many of each user at most."""
     found: Counter[int] = Counter()
     taken = []
-    for path in sorted(_TMP.glob("gpumem-tui-*"), key=lambda path: _OWNER_IN_NAME.fullmatch(path.name) is None):
+    names = [name for name in os.listdir(_TMP) if name.startswith("gpumem-tui-")]
+    for path in (_TMP / name for name in sorted(names, key=lambda name: _OWNER_IN_NAME.fullmatch(name) is None)):
         with suppress(OSError):
             uid = path.lstat().st_uid
             found[uid] += 1
