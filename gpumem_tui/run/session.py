@@ -121,8 +121,15 @@ class _Session:
             reporter.report(Ready.of(version, profile_for(version, request.gpu)))
             reporter.conclude(Failed("torch", f"torch {version} of {sys.executable} {reason}"))
             os._exit(1)
+        self._keep_what_workers_leave()
         take_part(reporter)
         atexit.register(self._tell_of_error)  # before the trial takes it for an end without one
+
+    def _keep_what_workers_leave(self) -> None:
+        """Have sockets of workers lie in the trial's folder: workers end with the trial, and would leave theirs."""
+        from multiprocessing import process
+
+        process.current_process()._config["tempdir"] = self._directory  # type: ignore[attr-defined]
 
     def compiler_imported(self, module: ModuleType) -> None:
         """Note that the way to torch's compiler is there, and nothing has used it yet."""

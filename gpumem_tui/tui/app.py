@@ -372,6 +372,8 @@ def run_app(app: GpuMemApp) -> int:
     """Run the program in this process's terminal and return the process exit code; answers stay in the terminal."""
     code = app.run()
     app.left.set()
-    for line in app.parting_lines():
+    for line in (
+        app.parting_lines() if code != _EXIT_SIGNAL_BASE + signal.SIGHUP else ()
+    ):  # there is no terminal any more
         print(line)
     return code if code is not None else app.return_code or 0

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.bench
 
 _PEERS = ("nvitop==1.7.*", "gpustat")
 _COLUMNS, _LINES = 120, 40
-_GPUS, _PROCESSES = 8, 24
+_GPUS, _PROCESSES, _MANY = 8, 24, 512
 _WARM_UP_S, _MEASURED_S = 6.0, 30.0
 _STARTS = 9
 _SETTLED_S = 0.4
@@ -195,9 +195,13 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
 
 
 @contextmanager
-def busy_machine(machine: FakeMachine, calls: Calls = Calls()) -> Iterator[list[int]]:  # noqa: B008  immutable
-    """8 GPUs whose readings change all the time, and 24 real processes on them; yields their pids."""
-    sleepers = [subprocess.Popen(["sleep", "3600"]) for _ in range(_PROCESSES)]
+def busy_machine(
+    machine: FakeMachine,
+    calls: Calls = Calls(),  # noqa: B008  immutable
+    processes: int = _PROCESSES,
+) -> Iterator[list[int]]:
+    """8 GPUs whose readings change all the time, and real processes on them; yields their pids."""
+    sleepers = [subprocess.Popen(["sleep", "3600"]) for _ in range(processes)]
     pids = [sleeper.pid for sleeper in sleepers]
     over = threading.Event()
 
@@ -207,7 +211,7 @@ def busy_machine(machine: FakeMachine, calls: Calls = Calls()) -> Iterator[list[
         while not over.wait(0.5):
             machine.show(replace(_scenario(numbers, pids, held), calls=calls))
 
-    machine.show(replace(_scenario(random.Random(7), pids, [8 * GIB] * _PROCESSES), calls=calls))
+    machine.show(replace(_scenario(random.Random(7), pids, [8 * GIB] * processes), calls=calls))
     changing = threading.Thread(target=change)
     changing.start()
     try:
@@ -225,7 +229,7 @@ def _scenario(numbers: random.Random, pids: list[int], held: list[int]) -> Scena
     gpus = []
     for index in range(_GPUS):
         processes = []
-        for place in range(index, _PROCESSES, _GPUS):
+        for place in range(index, len(pids), _GPUS):
             if numbers.random() < 0.05:
                 held[place] = max(GIB, min(24 * GIB, held[place] + numbers.choice((-256, 256)) * MIB))
             processes.append(FakeProcess(pids[place], held[place], sm_percent=numbers.randrange(20, 60)))
@@ -338,6 +342,16 @@ def test_cost_beside_its_peers(fake_machine: FakeMachine, peers: Path | None) ->
     assert ours.written_kb_per_s < 10
     assert ours.resident_mib < 60
     assert ours.calls_per_s < _CALLS_PER_S
+
+
+def test_many_processes_beside_nvitop(fake_machine: FakeMachine, peers: Path | None) -> None:
+    """8 GPUs with 64 processes each."""
+    commands = {_OURS: [sys.executable, "-m", "gpumem_tui"]}
+    if peers is not None:
+        commands["nvitop"] = [str(peers / "python"), "-m", "nvitop"]
+    with busy_machine(fake_machine, processes=_MANY):
+        costs = {name: _measure(command, fake_machine, None, None) for name, command in commands.items()}
+    _print(costs)
 
 
 def _print(costs: dict[str, Cost]) -> None:
