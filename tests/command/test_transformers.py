@@ -158,3 +158,18 @@ def test_checkpoints_are_noted_with_their_place_and_not_written(project: Project
     assert not list((project.folder / "results").glob("checkpoint-*"))
     place = len(LLAMA.strip().splitlines())
     assert any(f"train.py:{place + 1}" in note for note in done.json["traced"]["notes"])
+
+
+@needs("liger_kernel", "triton")
+def test_ligers_loss_makes_the_gradient_of_the_head_in_forward_and_no_logits(project: Project) -> None:
+    words, tokens = 32_000, 8 * 32
+    project.write("train.py", LLAMA.replace(f"vocab_size={WORDS}", f"vocab_size={words}"))
+    line = ("train.py", "--output_dir", "out", "--per_device_train_batch_size", "8", "--max_steps", "4")
+    with_liger, without = (
+        project.predict("python", *line, "--use_liger_kernel", use).json["traced"] for use in ("True", "False")
+    )
+    head_bytes, logits_bytes = 4 * words * HIDDEN, 4 * words * tokens
+    parameters = 4 * (LLAMA_PARAMETERS + 2 * (words - WORDS) * HIDDEN) + ROTARY_BYTES
+    assert with_liger["buckets"]["parameters"] == without["buckets"]["parameters"] == parameters
+    assert with_liger["buckets"]["gradients"] == head_bytes
+    assert with_liger["buckets"]["activations"] < logits_bytes < without["buckets"]["activations"]

@@ -51,7 +51,17 @@ def test_what_torch_gives_is_of_its_own_class(layer: nn.Linear, place: str) -> N
     made = layer.weight * 1
     made.backward(torch.ones_like(made))
     halves = made.detach().split(WIDE // 2)
-    for tensor in (made, layer.weight.grad, layer.weight.data, *halves, copy.deepcopy(halves[0]), copy.copy(made)):
+    torch._subclasses.FakeTensorMode.cache_clear()  # what torch gives the first time is a named tuple
+    normed = nn.functional.layer_norm(made.detach(), (WIDE,))
+    for tensor in (
+        normed,
+        made,
+        layer.weight.grad,
+        layer.weight.data,
+        *halves,
+        copy.deepcopy(halves[0]),
+        copy.copy(made),
+    ):
         assert type(tensor) is torch.Tensor
         assert tensor.device.type == place
         assert {torch.Tensor: "found"}[type(tensor)] == "found"

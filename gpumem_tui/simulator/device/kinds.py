@@ -102,7 +102,7 @@ def show(result: Any) -> Any:
                 _keep_track(result)
             if _as_fakes_now is None:
                 result.__class__ = torch.Tensor
-    elif kind is list or kind is tuple:
+    elif isinstance(result, (list, tuple)):  # torch's own functions give named ones
         for one in result:
             show(one)
     return result
