@@ -151,7 +151,7 @@ def _of_python(written: str, command: str) -> str:
     if found := _LOST_INTERPRETER.search(written):
         script = found["script"] or found["found"] or found["sought"]
         python = found["python"] or found["named"]
-        lost = f"the Python of its {script}{f', {python},' if python else ''} is not there any more"
+        lost = f"{script} there needs {python or 'its Python'}, which is gone"
         return f"{lost}: install {PROGRAM} anew there, or {_NAME_ANOTHER}"
     if found := _TOO_OLD.search(written):
         return f"{shortened(found[0], 100)}: install it with a newer one there, or {_NAME_ANOTHER}"

@@ -26,7 +26,7 @@ from tests.remote.standins import DENIED, STAYS, UNKNOWN_KEY, Ssh, line_of, line
 from tests.waiting import wait_until
 
 Connect = Callable[[str], Connection]
-GONE = "is not there any more: install gpumem-tui anew there, or name one with it by --remote-command"
+GONE = ", which is gone: install gpumem-tui anew there, or name one with it by --remote-command"
 TITLE = r"\033]0;me@a: ~\007\033[1;32mready\033[0m "
 """As a prompt sets a window's title, and a text after it that no line's end follows."""
 
@@ -99,15 +99,18 @@ def second() -> object:
         ),
         ("exit 3", "gpumem-tui ended with code 3"),
         ("exit 0", "gpumem-tui ended with code 0 and printed nothing: see what `ssh -p 2222 me@a` prints"),
-        ("echo 'sh: 1: exec: /opt/x/bin/gpumem-tui: not found' >&2; exit 127", f"of its /opt/x/bin/gpumem-tui {GONE}"),
+        (
+            "echo 'sh: 1: exec: /opt/x/bin/gpumem-tui: not found' >&2; exit 127",
+            f"/opt/x/bin/gpumem-tui there needs its Python{GONE}",
+        ),
         (
             "echo 'bash: line 1: /opt/x/gpumem-tui: /opt/x/bin/python: bad interpreter: No such file' >&2; exit 126",
-            f"the Python of its /opt/x/gpumem-tui, /opt/x/bin/python, {GONE}",
+            f"/opt/x/gpumem-tui there needs /opt/x/bin/python{GONE}",
         ),
         ("echo 'zsh:1: /opt/x/gpumem-tui: bad interpreter: /opt/python: no such file' >&2; exit 127", GONE),
         (
             "echo 'fish: The file “/opt/x/g” specified the interpreter “/opt/python”, which is not an' >&2; exit 127",
-            f"the Python of its /opt/x/g, /opt/python, {GONE}",
+            f"/opt/x/g there needs /opt/python{GONE}",
         ),
         (
             "echo 'This account is currently not available.'; exit 1",

@@ -238,7 +238,7 @@ def test_a_program_whose_python_is_gone(connect: Connect, tmp_path: Path) -> Non
     program.write_text("#!/opt/no/such/python\n")
     program.chmod(0o755)
     problem = becomes(connect(str(program)), HostPhase.AWAY).problem
-    assert "is not there any more: install gpumem-tui" in problem or "the Python of its first line is not" in problem
+    assert ", which is gone: install gpumem-tui" in problem or "the Python of its first line is not" in problem
 
 
 def test_a_python_without_the_program_and_one_that_is_too_old(connect: Connect) -> None:
@@ -253,7 +253,7 @@ def test_a_python_without_the_program_and_one_that_is_too_old(connect: Connect) 
 @pytest.mark.skipif(not Path("/usr/sbin/nologin").exists(), reason="no nologin here")
 def test_a_user_without_a_shell(connect: Connect) -> None:
     problem = becomes(connect("/usr/sbin/nologin #"), HostPhase.AWAY).problem
-    assert problem.startswith("its login shell states “This account is currently not available.” and ends: name a user")
+    assert problem.startswith("its login shell prints “This account is currently not available.” and ends: name a user")
 
 
 def hears(connection: Connection, readings: int = 3) -> None:

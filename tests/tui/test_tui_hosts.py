@@ -85,6 +85,8 @@ def test_a_host_that_stands_still_is_not_ok() -> None:
     state = HostsState((replace(live("a", 10), interval_s=1.0),), now_s=111.3)
     assert "no answer for 11 s" in lines(state, 98)[0]
     assert "ok" not in lines(state, 98)[0]
+    header = "".join(text for text, _ in hosts_header(state, 118, []))
+    assert "0 live · 1 not answering" in header
     assert lines(replace(state, now_s=103.0), 98)[0].split()[-1] == "ok"
 
 

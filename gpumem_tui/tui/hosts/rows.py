@@ -154,7 +154,9 @@ def hosts_header(state: HostsState, width: int, right: Row) -> Row:
     away = sum(status.phase is HostPhase.AWAY for status in state.statuses)
     facts: list[Span] = [(f"{len(state.listed)} shown", "bold")] if state.filter else []
     facts += [("mine only", "bold")] if state.mine else []
-    facts += [(f"{len(live)} live", MUTED)]
+    late = sum(bool(status.late(state.now_s)) for status in live)
+    facts += [(f"{len(live) - late} live", MUTED)]
+    facts += [(f"{late} not answering", "bold $warning")] if late else []
     facts += [(f"{away} away", "bold $warning")] if away else []
     facts += [(_count(gpus, "GPU"), MUTED)] if gpus else []
     facts += [(f"{_held(memory)} GiB used, {_free(memory)} free", MUTED)] if gpus else []
