@@ -236,7 +236,8 @@ def _longest_known(seen: int, *, at_most: bool = False) -> tuple[int, str] | Non
     The longest sample of its data counts, no more than a limit; without data to look at, the lowest limit. With
     `at_most` also what a tokenizer could take, had the program asked it to cut what is longer.
     """
-    things = [*gc.get_objects(), *vars(sys.modules["__main__"]).values()]  # the latter perhaps older than torch
+    things = gc.get_objects()  # a list made around it would be among them, and keep the step's gradients with itself
+    things += vars(sys.modules["__main__"]).values()  # perhaps older than torch
     limits = sorted({(length, name) for name, length in _limits(things, at_most) if seen < length < _NO_LIMIT})
     samples = max((longest_sample(loader.dataset) for loader in instances_of(DataLoader, things)), default=0)
     if samples:
@@ -282,9 +283,11 @@ def _named(values: dict[str, Any], of: str) -> Iterator[tuple[str, int]]:
 def longest_sample(dataset: Any) -> int:
     """Return the longest sequence of a data set that can be told without reading samples; 0 where it cannot.
 
-    In Hugging Face's data sets that is a column of Arrow lists, which store their lengths next to their values.
+    In Hugging Face's data sets that is a column of Arrow lists, which store their lengths next to their values. No
+    property of the data set is read: PyTorch Geometric's `data` warns.
     """
-    table, chosen = getattr(dataset, "data", None), getattr(dataset, "_indices", None)
+    own = getattr(dataset, "__dict__", {})
+    table, chosen = own.get("_data"), own.get("_indices")
     names = getattr(table, "column_names", ())
     column = next((name for name in _SAMPLES if name in names), None)
     if column is None or table is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,6 +76,32 @@ def test_a_length_that_never_came_is_said() -> None:
     for step in (1, 2):
         lengths.trained_on(MODEL, ((tokens(128),), {}), step)
     assert "--longest of 512 was not reached" in lengths.line(2)
+
+
+def test_looking_for_a_limit_keeps_nothing_of_the_program_s() -> None:
+    """As the gradients of a step were kept into the next, which had two sets of them then."""
+    lengths = InputLengths(can_lengthen=True)
+    steps = stepped(lengths, 128, 64)
+    gradients = [torch.zeros(4)]
+    kept = weakref.ref(gradients[0])
+    gc.disable()
+    try:
+        lengths.wants_another_step(steps)
+        gradients.clear()
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
+def test_a_data_set_is_not_asked_for_what_it_works_out() -> None:
+    """As PyTorch Geometric's warns when its `data` is read."""
+
+    class Graphs:
+        @property
+        def data(self) -> Any:
+            raise AssertionError("read")
+
+    assert longest_sample(Graphs()) == 0
 
 
 @needs("datasets")
