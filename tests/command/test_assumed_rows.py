@@ -307,6 +307,9 @@ for _ in range(3):
     told.append(torch.zeros(10, longest).shape[1])
     chosen = (x[:, 3] > 0.7).cpu().numpy()
     told.append(len(rows[chosen]))
+    of = torch.arange(1000).div(100, rounding_mode="floor").cuda()[x[:, 4].argsort()]
+    pooled = torch.arange(1000, device="cuda").scatter_(0, torch.arange(1000).cuda(), of[x[:, 5].argsort()])
+    told.append(torch.zeros(int(pooled.max()) + 1, 4).shape[0])
     print("told", told[:8])
     x.square().mean().backward()
     optimizer.step()
@@ -318,8 +321,8 @@ def test_values_that_a_program_reads_are_taken_at_both_ends_where_it_takes_sizes
     """As TimesNet takes its periods from `topk`; a tally that is printed changes nothing, and is not named."""
     project.write("train.py", READING)
     done = project.predict("python", "train.py")
-    assert "told [1000, 1000, 1, 1, 1, 100, 1000]" in done.stderr, done.stderr
-    assert "told [2, 2, 64, 64, 4, 2, 2]" in done.stderr, "at the other end"
+    assert "told [1000, 1000, 1, 1, 1, 100, 1000, 10]" in done.stderr, done.stderr
+    assert "told [2, 2, 64, 64, 4, 2, 2, 3]" in done.stderr, "at the other end"
     found = {one["place"]: (one["kind"], one["low"], one["high"]) for one in done.json["traced"]["assumptions"]}
     assert found == {
         "train.py:18": ("mask", 2, 1000),
@@ -328,6 +331,7 @@ def test_values_that_a_program_reads_are_taken_at_both_ends_where_it_takes_sizes
         "train.py:27": ("place", 1, 4),
         "train.py:29": ("count", 0, 100),
         "train.py:30": ("mask", 2, 1000),
+        "train.py:34": ("count", 0, 9),
     }
     told = project.predict("python", "train.py", options=("--assume-rows", "train.py:6=0.25"))
     assert "told [1000, 250," in told.stderr

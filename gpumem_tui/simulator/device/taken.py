@@ -37,6 +37,8 @@ _CHOOSING = ("_to_copy", "clone", "max", "min", "amax", "amin", "all", "any")
 _NEGATING = ("bitwise_not", "logical_not")
 _PICKING = ("index", "gather", "index_select", "masked_select", "sort", "repeat", "flip", "roll", "take")
 """Operators that give some elements of their first argument."""
+_WRITING = ("scatter", "scatter_", "index_copy", "index_copy_")
+"""Operators that write elements at places of their first argument: dimension, places, what is written."""
 _ARE_NO_NUMBERS = ("isnan", "isinf", "isposinf", "isneginf")
 _GIVING_PLACES_BESIDE = frozenset(("topk", "sort", "max", "min", "kthvalue"))
 _GIVING_PLACES = _GIVING_PLACES_BESIDE.union(("argmax", "argmin", "argsort", "multinomial"))
@@ -273,6 +275,8 @@ class Taken:
         name = func._opname
         if name in _PICKING:
             return self._picked(args[0], result)
+        if name in _WRITING:
+            return self._written(*args[:4])
         tensors = [argument for argument in args if isinstance(argument, torch.Tensor)]
         found = [self._of_each(tensor, is_counted=result.dtype is not torch.bool) for tensor in tensors]
         taken = [one for one in found if one is not None]
@@ -313,11 +317,39 @@ class Taken:
             return None
 
     def _picked(self, source: torch.Tensor, result: torch.Tensor) -> Uniform | None:
-        taken = self._known.taken_for(source)
-        if taken is None or result.dtype is not source.dtype or not taken.is_place:
+        """Return what elements are taken for that are picked of others, none smaller or larger than all of these."""
+        taken = self._known.taken_for(source) or self._between(source)
+        if taken is None or result.dtype is not source.dtype or result.dtype is torch.bool:
             return None
+        if not taken.is_place:
+            return None if taken.classes is not None else taken
         classes = taken.classes and Classes(result.numel(), taken.classes.number, even=True)
         return replace(taken, classes=classes, which=None)
+
+    def _written(self, target: torch.Tensor, _dim: int, places: torch.Tensor, written: Any) -> Uniform | None:
+        """Return what elements are taken for some of which, or all, are written over."""
+        if not isinstance(written, torch.Tensor) or target.dtype is torch.bool:
+            return None
+        new, at = self._range(written), self._known.of(places) if is_without_data(places) else places
+        if target.dim() == 1 and at is not None and len(at.unique()) == len(target):
+            return new
+        old = self._range(target)
+        if old is None or new is None:
+            return None
+        return Uniform(old.value, min(old.low, new.low), max(old.high, new.high))
+
+    def _range(self, tensor: torch.Tensor) -> Uniform | None:
+        """Return the range of whole numbers, those of a class of their own aside."""
+        taken = self._known.taken_for(tensor) or self._between(tensor)
+        return taken and replace(taken, classes=None, which=None)
+
+    def _between(self, source: torch.Tensor) -> Uniform | None:
+        """Return the range of whole numbers that are known; None of others."""
+        known = self._known.of(source) if is_without_data(source) else source
+        if known is None or known.dtype not in WHOLE or known.dtype is torch.bool or not known.numel() or known.is_meta:
+            return None
+        least, most = (int(end) for end in torch.aminmax(known))
+        return Uniform(min(max(0, least), most), least, most, certain=least == most)
 
     def _one_hot_of(self, index: torch.Tensor, numbers: Any, result: torch.Tensor) -> Uniform | None:
         """Return what comparing classes with the numbers of them all gives, as `torch.nn.functional.one_hot` does."""
