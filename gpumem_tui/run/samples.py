@@ -71,6 +71,8 @@ class Samples:
 def _samples_and_batch(sampler: Any) -> tuple[int, int] | None:
     """Return what a sampler of batches draws from in an epoch, and how many it takes at once; None where unknown."""
     for one in _with_wrapped(sampler):
+        if (by_rate := _drawn_by_rate(one)) is not None:
+            return by_rate
         batch = getattr(one, "batch_size", None)
         if type(batch) is not int or batch < 1:
             continue
@@ -78,6 +80,14 @@ def _samples_and_batch(sampler: Any) -> tuple[int, int] | None:
         samples = _length(one) * batch if drawn is None else _length(drawn)
         return (samples, batch) if samples else None
     return None
+
+
+def _drawn_by_rate(sampler: Any) -> tuple[int, int] | None:
+    """Return the samples, and how many are drawn at once on average, where each is with a probability, as by Opacus."""
+    samples, rate = getattr(sampler, "num_samples", None), getattr(sampler, "sample_rate", None)
+    if type(samples) is not int or type(rate) is not float or not 0 < rate <= 1:
+        return None
+    return samples, max(1, round(samples * rate))
 
 
 def _with_wrapped(sampler: Any) -> Iterator[Any]:

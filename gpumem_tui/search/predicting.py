@@ -196,8 +196,13 @@ class _Traces:
         """The largest batch that the data has, by the loaders whose batches grow with it; 0 where that is not known.
 
         Loaders whose samples grow with the batch, too, make so many batches of any size. Some count whole batches.
+        Those that draw by a rate draw all where more are asked for.
         """
-        fed_by = {size: done.fed_by for size, (_, done) in self.runs.items()}
+        fed_by = {
+            size: done.fed_by
+            for size, (_, done) in self.runs.items()
+            if all(batch != samples or samples >= size for samples, batch in done.fed_by)
+        }
         if not fed_by or not self.config.workload.takes_batch:
             return 0
         last = max(fed_by)

@@ -48,6 +48,20 @@ LOADERS = {
     inner = torch.utils.data.BatchSampler(torch.utils.data.RandomSampler(rows), size, drop_last=False)
     train(DataLoader(TensorDataset(rows), batch_sampler=Repeats(inner)))
 """,
+    "by a rate": """
+    class Draws:
+        def __init__(self):
+            self.num_samples, self.sample_rate = 90, 1 / len(DataLoader(rows, size))
+
+        def __len__(self):
+            return int(1 / self.sample_rate)
+
+        def __iter__(self):
+            for _ in range(len(self)):
+                yield list(range(round(self.num_samples * self.sample_rate)))
+
+    train(DataLoader(TensorDataset(rows), batch_sampler=Draws()))
+""",
     "after smaller validation": """
     few = DataLoader(TensorDataset(torch.randn(60, 16)), size)
     loader = DataLoader(TensorDataset(rows), size, drop_last=True)
