@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.command.running import Project, needs
@@ -214,3 +216,25 @@ def test_a_checkpoint_before_the_first_step_is_saved_beside_training(project: Pr
     traced = done.json["traced"]
     assert traced["steps"] == 3
     assert traced["buckets"]["activations"] >= 4096 * 1024 * 4
+
+
+def test_sockets_of_workers_lie_in_a_folder_that_goes_with_the_trial(project: Project) -> None:
+    """Workers end with the trial, and left one in the folder of temporary files each."""
+    project.write(
+        "train.py",
+        """
+        import torch
+        from multiprocessing.util import get_temp_dir
+
+        net = torch.nn.Linear(16, 16).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for [rows] in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(9, 16)), num_workers=1):
+            net(rows.cuda()).sum().backward()
+            optimizer.step()
+            print("sockets in", get_temp_dir(), flush=True)
+        """,
+    )
+    done = project.predict("python", "train.py")
+    [folder] = {line.split("sockets in ")[1] for line in done.stderr.splitlines() if "sockets in " in line}
+    assert not Path(folder).exists(), folder
+    assert "gpumem-tui.trial-" in folder
