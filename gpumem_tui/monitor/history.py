@@ -177,8 +177,11 @@ class _Ring:
     ) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
         """Return peaks and means of the wide buckets `first` to `last`, each of `width` own buckets."""
         peaks = self._window(self._peaks[column], first * width, (last + 1) * width)
-        means = self._window(self._means[column], first * width, (last + 1) * width)
         starts = range(0, len(peaks), width)
+        if max(peaks) < 0:  # no probe, or no driver that has it
+            nothing = (None,) * len(starts)
+            return nothing, nothing
+        means = self._window(self._means[column], first * width, (last + 1) * width)
         return (
             tuple(_known(max(peaks[start : start + width])) for start in starts),
             tuple(_mean(means[start : start + width]) for start in starts),

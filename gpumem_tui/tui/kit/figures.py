@@ -134,7 +134,10 @@ def joined(cells: Sequence[Span]) -> list[Span]:
 
 def span_width(spans: Sequence[Span]) -> int:
     """Cells of a line: a process may have a name of wide characters."""
-    return sum(cell_len(text) for text, _ in spans)
+    width = 0
+    for text, _ in spans:
+        width += len(text) if text.isascii() and text.isprintable() else cell_len(text)
+    return width
 
 
 def fit(text: str, width: int) -> str:

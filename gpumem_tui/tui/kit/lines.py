@@ -88,10 +88,9 @@ class Lines(Widget):
     def _strip(self, y: int) -> Strip:
         if y not in self._strips:
             strip = self.render_line(y)
-            background = self.background_colors[1]
             for line_filter in self.get_line_filters():
                 if not isinstance(line_filter, ANSIToTruecolor):  # no style here has a colour by number
-                    strip = strip.apply_filter(line_filter, background)
+                    strip = strip.apply_filter(line_filter, self.background_colors[1])
             self._strips[y] = strip
         return self._strips[y]
 
