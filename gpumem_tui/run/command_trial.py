@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import random
 import signal
 import sys
 import time
@@ -245,6 +246,9 @@ class _Simulated(_Trial):
 
         gc.freeze()  # what was imported stays, and need not be looked at each time that cycles are looked for
         leave_compiler_unloaded(torch)
+        random.seed(0)  # traces are compared with each other
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(0)
         end = self.request.end if isinstance(self.request, TraceRequest) else "most"
         self.rows = AssumedRows(self.request.workload.assumed_rows, end)
         self.gpu = self.simulated_gpu = SimulatedGpu(

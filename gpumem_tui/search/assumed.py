@@ -86,7 +86,7 @@ def assumption_words(traced: Traced) -> str:
     if not (found := traced.assumptions):
         return ""
     more = f" and at {counted(len(found) - 1, 'other place')}" if found[1:] else ""
-    return f"{found[0].words}{more} (--assume-rows takes fewer)"
+    return f"{found[0].words}{more} ({found[0].remedy})"
 
 
 def assumed_lines(traced: Traced, batch_size: int) -> Iterator[str]:

@@ -16,7 +16,7 @@ from gpumem_tui.run.events import PROPOSE, Failed, Output, RanOut, Ready, Sample
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.prediction import Prediction, Traced
 from gpumem_tui.search.strategy import Sizes
-from gpumem_tui.simulator.allocator.assumptions import End
+from gpumem_tui.simulator.allocator.assumptions import Assumption, End, Kind
 from gpumem_tui.simulator.allocator.replay import (
     CHECKED_BATCH_SIZE,
     COMPILED_BATCH_SIZES,
@@ -32,6 +32,7 @@ from gpumem_tui.workload.spec import WorkloadSpec
 
 _OF_A_VALUE = re.compile(r"\b(AssertionError|ValueError|RuntimeError|TypeError|ZeroDivisionError)\b")
 """Errors of programs about a number that they cannot work with."""
+_UNBOUNDED = "a size is taken from a number that only the GPU computes and nothing bounds, and nothing is computed here"
 _COMPILED = "a compiled model is traced at the batch size asked for alone: search finds the largest"
 _MOST_MULTIPLE = _NEAR_MULTIPLE = 8
 _COMPILES, _DOES_NOT = re.compile(r"torch[._]compile\b"), re.compile(r"no.?compile|compile\W+(false|0|no)\b", re.I)
@@ -376,11 +377,65 @@ def _tracing(traces: _Traces, batch_size: int | None, not_affine: str) -> Iterat
             raise
         found = Unknown(f"tracing failed: {death}")
     assert traces.ready is not None
-    if isinstance(found, Traced) and found.done.assumptions and config.change in ("", PROPOSE):
-        found = yield from _with_fewest(traces, found)
+    if isinstance(found, Traced) and config.change in ("", PROPOSE):
+        found = yield from _with_other_values(traces, found)
     prediction, ran = Prediction(config.formula, found), max(traces.runs, default=0)
     ready, multiple, samples = traces.ready, traces.sizes.multiple, traces.samples
     yield Predicted(prediction, ready, guess, multiple, is_near, samples, ran, traces.settled)
+
+
+def _with_other_values(traces: _Traces, most: Traced) -> Generator[WhileTracing, None, Traced]:
+    """Trace it once more where only a GPU's values tell sizes, with other numbers and with fewer rows; return one.
+
+    Raises:
+        Unusable: something is sized by a number that nothing bounds.
+    """
+    unbounded = tuple(one for one in most.done.assumptions if one.kind == "number")
+    others = tuple(one for one in most.done.assumptions if one.kind != "number")
+    if unbounded:
+        most = yield from _with_other_numbers(traces, most, unbounded)
+    if others:
+        most = yield from _with_fewest(traces, most)
+    return most
+
+
+def _without(traced: Traced, *kinds: Kind) -> Traced:
+    """Return a trace without what it assumes of numbers that a program reads, as these size nothing."""
+    read = [one for one in traced.done.assumptions if one.kind in kinds]
+    notes = tuple(one for one in traced.done.notes if one not in [each.words for each in read])
+    assumptions = tuple(one for one in traced.done.assumptions if one not in read)
+    return replace(traced, done=replace(traced.done, assumptions=assumptions, notes=notes))
+
+
+def _other(traces: _Traces, end: End) -> _Traces:
+    return replace(traces, config=replace(traces.config, change=""), runs={}, refused={}, end=end)
+
+
+def _with_other_numbers(
+    traces: _Traces, most: Traced, unbounded: tuple[Assumption, ...]
+) -> Generator[WhileTracing, None, Traced]:
+    """Trace it with other numbers where nothing bounds those that a program reads; return it without these if alike.
+
+    Raises:
+        Unusable: something is sized by one of them.
+    """
+    size = most.done.only_at or max(traces.runs)
+    others, again = _other(traces, "otherwise"), _other(traces, "most")
+    try:
+        yield from others.run(size)
+        if others.at(size).is_alike(traces.at(size)):
+            return _without(most, "number")
+        yield from again.run(size)  # do two runs differ anyway, as of random lengths?
+    except (Unusable, ChildDied) as error:
+        return most.without_fewest(str(error))
+    if again.at(size).is_alike(traces.at(size)):
+        first, *more = unbounded
+        others_read = "".join(f" or at {one.place}" for one in more)
+        raise Unusable(Failed("workload", f"{_UNBOUNDED}, read at {first.place} ({first.remedy}){others_read}"))
+    peaks = [one.alone(size).reserved_bytes(size) for one in (traces, again)]
+    if min(peaks) <= others.alone(size).reserved_bytes(size) <= max(peaks):
+        return _without(most, "number")
+    return most.without_fewest("runs differ, whatever is read")
 
 
 def _with_fewest(traces: _Traces, most: Traced) -> Generator[WhileTracing, None, Traced]:
@@ -388,13 +443,12 @@ def _with_fewest(traces: _Traces, most: Traced) -> Generator[WhileTracing, None,
 
     One run is enough where the two are alike: what is assumed changes no size.
     """
-    config = replace(traces.config, change="")
-    others = replace(traces, config=config, runs={}, refused={}, end="fewest")
+    others = _other(traces, "fewest")
     size = most.done.only_at or max(traces.runs)  # at one or two samples few rows may be all
     try:
         yield from others.run(size)
         if others.at(size).is_alike(traces.at(size)):
-            return most
+            return _without(most, "count", "place")
         if most.done.only_at:
             return most.beside(others.alone(size, most.done.not_affine))
         return most.beside((yield from others.fit(None)))

@@ -48,8 +48,8 @@ from gpumem_tui.simulator.device.shapes import (
     result_by_example,
 )
 from gpumem_tui.simulator.device.taken import FEW
-from gpumem_tui.simulator.device.uses import place
 from gpumem_tui.simulator.device.values import UnknownValue, Values
+from gpumem_tui.simulator.device.ways import Way
 from gpumem_tui.step.phases import in_backward
 
 _aten: Any = torch.ops.aten
@@ -212,10 +212,19 @@ class Results:
             return None
         return self._assumed_rows.number(line or self._gpu.sites.calling_line(), words)
 
-    def note_read(self) -> None:
-        """Note that the program reads a number here of which we know nothing."""
-        if (here := place()) is not None and here not in self._assumed_rows.reads:
-            self._assumed_rows.reads[here] = self._gpu.sites.calling_line()
+    @property
+    def reads_otherwise(self) -> bool:
+        """Return whether numbers that nothing bounds read as others than usual."""
+        return self._assumed_rows.end == "otherwise"
+
+    def note_read(self, way: Way) -> None:
+        """Note that the program reads a number here that is not known, and its way."""
+        if way.lines:
+            self._assumed_rows.reads.setdefault(self._gpu.sites.calling_line(), way)
+
+    def note_unbounded(self) -> None:
+        """Note that something may be sized by a number that is read here, and that nothing bounds."""
+        self._assumed_rows.take(Assumption(self._gpu.sites.calling_line(), "number", 0, 0, 0))
 
     def _kept(self, func: Any, args: tuple[Any, ...], of: int) -> int:
         """Return how many of the elements that an operator looks at it keeps."""
@@ -256,7 +265,7 @@ class Results:
             line: ``file:line``; empty for the one that is running.
         """
         if rows is None:
-            rows = high if self._assumed_rows.end == "most" else low
+            rows = low if self._assumed_rows.end == "fewest" else high
         if low < high:
             line = line or self._gpu.sites.calling_line() or self._gpu.sites.forward_line()
             self._assumed_rows.take(Assumption(line, kind, rows, low, high))

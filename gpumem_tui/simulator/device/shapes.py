@@ -17,8 +17,8 @@ from torch.utils import _pytree as pytree
 
 from gpumem_tui.simulator.allocator.assumptions import Assumption, End, Kind
 from gpumem_tui.simulator.device.kinds import is_sparse, is_without_data
-from gpumem_tui.simulator.device.uses import ReadAt, reaches
 from gpumem_tui.simulator.device.values import SHAPED_BY_VALUES, UnknownValue, Values
+from gpumem_tui.simulator.device.ways import Way
 
 _aten: Any = torch.ops.aten
 _EQUAL, _CLOSE, MASKED_SELECT = _aten.equal.default, _aten.allclose.default, _aten.masked_select.default
@@ -121,14 +121,14 @@ class AssumedRows:
         end: which end is taken elsewhere.
         used: a line for each place at which something was assumed.
         taken: what was assumed of rows, by place.
-        reads: lines at which the program read numbers that nothing bounds, and what the read is called, by place.
+        reads: the ways of numbers that the program read and that are not known, by its line.
     """
 
     shares: tuple[tuple[str, float], ...] = ()
     end: End = "most"
     used: dict[str, None] = field(default_factory=dict)
     taken: dict[tuple[str, Kind], Assumption] = field(default_factory=dict)
-    reads: dict[ReadAt, str] = field(default_factory=dict)
+    reads: dict[str, Way] = field(default_factory=dict)
 
     def at(self, line: str, func: Any) -> float | None:
         """Return the share at a line of the program, None where none is given."""
@@ -150,23 +150,22 @@ class AssumedRows:
     @property
     def notes(self) -> tuple[str, ...]:
         """Return a line for each thing that was assumed."""
-        return (*self.used, *(one.words for one in self.taken.values()))
+        return (*self.used, *(one.words for one in self.taken.values() if one.kind != "number"))
 
     @property
     def most_words(self) -> str:
         """Say what was assumed of the most rows, and how to have fewer."""
-        return f"{max(self.taken.values(), key=lambda one: one.rows).words} (--assume-rows takes fewer)"
+        most = max(self.taken.values(), key=lambda one: one.rows)
+        return f"{most.words} ({most.remedy})"
 
     def read_before(self, error: BaseException) -> str:
         """Return the words for a read of an unknown number with which the line works that an error comes from."""
         at = error.__traceback__
-        lines = []
         while at is not None:
-            lines.append((at.tb_frame.f_code.co_filename, at.tb_frame.f_code.co_firstlineno, at.tb_lineno))
+            for line, way in self.reads.items():
+                if way.reaches(at.tb_frame.f_code.co_filename, at.tb_lineno):
+                    return f"works with a number that only the GPU computes, read {gives_it(line)}"
             at = at.tb_next
-        for place, line in self.reads.items():
-            if any(reaches(place, one) for one in lines):
-                return f"works with a number that only the GPU computes, read {gives_it(line)}"
         return ""
 
     def take(self, new: Assumption) -> None:

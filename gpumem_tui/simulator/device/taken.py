@@ -141,10 +141,10 @@ class Uniform:
     def size(self, end: End) -> int:
         """Return the number that a program takes a size from."""
         if self.is_place:
-            return self.value if end == "most" else self.high
+            return self.high if end == "fewest" else self.value
         if self.classes is not None and self.which is not None:
             return self.classes.kept(self.which, end)
-        return self.high if end == "most" or not self.is_open else min(self.high, max(self.low, FEW))
+        return self.high if end != "fewest" or not self.is_open else min(self.high, max(self.low, FEW))
 
     def sizes(self, tensor: torch.Tensor, end: End, *, least: int) -> torch.Tensor:
         """Return the numbers from which a program takes sizes, for each element of a tensor, on the host.
@@ -162,7 +162,7 @@ class Uniform:
         of_row = count // most if most else 1
         if self.is_place and 1 < of_row <= min(count, high - low + 1):
             steps = torch.arange(count, dtype=tensor.dtype, device="cpu").remainder(of_row).view(tensor.shape)
-            found += steps if end == "most" else -steps
+            found += -steps if end == "fewest" else steps
         return found
 
 

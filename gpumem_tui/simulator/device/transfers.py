@@ -17,13 +17,16 @@ from gpumem_tui.simulator.device.kinds import is_without_data, plain
 from gpumem_tui.simulator.device.loops import MOST_ROUNDS, Asked, asked
 from gpumem_tui.simulator.device.memory import DeviceMemory
 from gpumem_tui.simulator.device.results import Results
-from gpumem_tui.simulator.device.shapes import Untraceable, gives_it, part_of
+from gpumem_tui.simulator.device.shapes import part_of
 from gpumem_tui.simulator.device.sparse import SparseTensors
-from gpumem_tui.simulator.device.taken import WHOLE, Uniform
-from gpumem_tui.simulator.device.uses import divides, use, way_to_rows
+from gpumem_tui.simulator.device.taken import Uniform
+from gpumem_tui.simulator.device.uses import way_to_rows
 from gpumem_tui.simulator.device.values import Values
+from gpumem_tui.simulator.device.ways import Way, kind_of, way
 
-_UNBOUNDED = "a size is taken from a number that only the GPU computes and nothing bounds, and nothing is computed here"
+_OTHERWISE = 64
+"""What an unknown number reads as in a trace that shows whether anything is sized by it. Fractions have a half more; of
+several numbers every other one is less, as a program may keep those above, or below, some value or their mean."""
 READ: Any = torch.ops.aten._local_scalar_dense.default
 
 
@@ -69,11 +72,7 @@ class Transfers:
         return passing
 
     def _number(self, tensor: torch.Tensor) -> Any:
-        """Return a number that a program reads: where it takes a size from it, as is assumed of one not known.
-
-        Raises:
-            Untraceable: nothing can be assumed of it.
-        """
+        """Return a number that a program reads: where it takes a size from it, as is assumed of one not known."""
         if (known := self._values.worked(tensor)) is not None:
             return known.item()
         taken = self._values.taken_for(tensor)
@@ -114,52 +113,55 @@ class Transfers:
         return self._unknown_to_host(tensor) if known is None else known
 
     def _unknown_to_host(self, tensor: torch.Tensor) -> Any:
-        """Return what unknown numbers are taken for on the host.
-
-        Raises:
-            Untraceable: the program takes sizes from them, and nothing can be assumed of them.
-        """
+        """Return what the host gets of unknown numbers: if they may size anything, those at the end that is traced."""
         taken = self._values.taken_for(tensor)
-        is_whole = tensor.dtype in WHOLE
         if tensor.dtype is torch.bool or (taken is not None and not taken.is_open):
             return self._values.unknown(tensor)
-        is_divisor = is_whole and divides()
-        if use(of_whole=is_whole) == "size" or (is_divisor and taken is not None and taken.is_place):
-            return self._sizes(tensor, taken)
-        if taken is None and (number := self._results.number("is read")) is not None:
-            return number if tensor.is_floating_point() else round(number)
+        found = way(kind_of(tensor))
+        self._results.note_read(found)
         if taken is None:
-            self._results.note_read()
-        as_size = taken is not None and not taken.is_place
-        return self._values.unknown(tensor, as_size=as_size) or int(is_divisor)
-
-    def _sizes(self, tensor: torch.Tensor, taken: Uniform | None) -> torch.Tensor | float:
-        """Return unknown numbers from which a program takes sizes, at the end that is traced, and note them.
-
-        Raises:
-            Untraceable: nothing bounds them.
-        """
-        if taken is None:
-            number = self._results.number("is read")
-            if number is None:
-                line = self._gpu.sites.calling_line()
-                words = f"{_UNBOUNDED}, read {gives_it(line)}"
-                raise Untraceable(words if (place := self._gpu.sites.place()) == line else f"{words} ({place})")
-            return number if tensor.is_floating_point() else round(number)
+            return self._unbounded(tensor, found)
         share = self._results.told(READ)
         if share is not None:
             return part_of(share, taken.high, taken.low)
-        found = taken.sizes(tensor, self._values.end, least=divides())
+        if found.may_size or (found.divides and taken.is_place):
+            return self._sizes(tensor, taken, found)
+        if found.divides:  # by it, or by the rest of it
+            return min(max(1, taken.low, (taken.low + taken.high) // 2), taken.high)
+        return self._values.unknown(tensor, as_size=not taken.is_place)
+
+    def _unbounded(self, tensor: torch.Tensor, found: Way) -> torch.Tensor | float:
+        """Return what a number is taken for that nothing bounds, and note that something may be sized by it."""
+        number = self._results.number("is read")
+        if number is not None:
+            return number if tensor.is_floating_point() else round(number)
+        if found.may_size:
+            self._results.note_unbounded()
+            if self._results.reads_otherwise:
+                other = _OTHERWISE + 0.5 if tensor.is_floating_point() else _OTHERWISE
+                if tensor.numel() == 1:
+                    return other
+                numbers = torch.full((tensor.numel(),), other, dtype=tensor.dtype, device="cpu")
+                numbers[1::2] = -other if tensor.is_floating_point() else 1
+                return numbers.view(tensor.shape)
+        value: float = self._values.unknown(tensor)
+        return value or int(found.divides)
+
+    def _sizes(self, tensor: torch.Tensor, taken: Uniform, found: Way) -> torch.Tensor:
+        """Return bounded numbers from which a program takes sizes, at the end that is traced, and note them."""
+        sizes = taken.sizes(tensor, self._values.end, least=found.divides)
         kind: Kind = "place" if taken.is_place else "count"
-        self._results.assume(kind, taken.low, taken.high, int(found.max()))
-        return found
+        self._results.assume(kind, taken.low, taken.high, int(sizes.max()))
+        return sizes
 
     def _chosen(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the mask that the host gets of one that the GPU computes, if it chooses rows by it; else None."""
         if tensor.dtype is not torch.bool or self._values.of(tensor) is not None:
             return None
         taken = self._values.taken_for(tensor)
-        if tensor.numel() < 2 or (taken is not None and not taken.is_open) or use() != "rows":
+        if tensor.numel() < 2 or (taken is not None and not taken.is_open) or not way(kind_of(tensor)).may_size:
+            return None
+        if self._values.worked(tensor) is not None:
             return None
         kept = self._results.keep(tensor)
         mask = torch.zeros(tensor.numel(), dtype=torch.bool, device="cpu")

@@ -1,23 +1,21 @@
-"""What a program does with a value that it reads from the GPU, as its own source tells: is it a size, or chooses rows?
+"""A program's own source, as far as it tells what a value is read for: where, by which statements, and which way on.
 
-A count that is printed changes nothing; one that a slice ends at does. So the names that a value gets are followed
-through the function that reads it, and out of that where it returns them.
+`gpumem_tui/simulator/device/ways.py` follows a value from there through the program.
 """
 
 from __future__ import annotations
 
 import ast
 import linecache
-import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from itertools import islice
+from types import CodeType
+from typing import NamedTuple
 
 from gpumem_tui.step.sites import callers, is_installed, is_own
-
-Use = Literal["size", "rows", ""]
-"""A value is taken for a size, or rows are chosen by it, or neither is seen."""
 
 _SIZED = frozenset(
     {
@@ -36,74 +34,35 @@ _CHANGING = frozenset(
     }
 )  # fmt: skip
 """Functions, not methods, whose first argument is the tensor they change, not a size."""
-_PASSING = frozenset(
-    {
-        "int", "max", "min", "sum", "abs", "round", "list", "tuple", "sorted", "enumerate", "zip", "reversed", "array",
-        "asarray", "cumsum", "accumulate", "ceil", "floor", "divmod",
-    }
-)  # fmt: skip
-_TO_WHOLE = frozenset(("int", "round", "ceil", "floor", "trunc", "long", "astype"))
-"""Functions and methods that make whole numbers of others."""
-_READING = frozenset(("item", "tolist", "cpu", "numpy", "to"))
 _SELECTING = frozenset(("nonzero", "where", "masked_select", "index_select", "argwhere", "flatnonzero"))
 _LEAVING = (ast.Continue, ast.Break, ast.Return)
-_ROUNDS = 8
-"""Names of names of names … that are followed."""
 
-_Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
+Defined = ast.FunctionDef | ast.AsyncFunctionDef
+Function = Defined | ast.Module
 _Is = Callable[[ast.AST], bool]
-_Found = Use | Literal["returned"]
-
-_entered: list[ast.FunctionDef] = []
-"""The functions that a value is being followed through as an argument: one that calls itself is entered once."""
+Key = tuple[int, str]
+"""A variable by its function, 0 for those of modules; an attribute's name begins with a dot, a result's ends in ()."""
+_MOST_FILES = 100
 
 
 class ReadAt(NamedTuple):
-    """Where a value is read: a file, the first line of the function, the line, and the function that it calls there."""
+    """Where a value is read.
+
+    Attributes:
+        first_line: of the function. called: the function that it calls there, which has read the value; empty for none.
+        span: first and last line, and first and last column of what runs; empty before Python 3.11.
+    """
 
     path: str
     first_line: int
     line: int
     called: str
-
-
-def use(*, of_whole: bool = True) -> Use:
-    """Return what the value that is being read is used for; where the function returns it, by the one that called.
-
-    Args:
-        of_whole: whether it is a whole number; any other one is a size only where the program makes one of it.
-    """
-    for one in _places():
-        found = _use(one) if of_whole else _use_of_float(one)
-        if found != "returned":
-            return found
-    return ""
+    span: tuple[int | None, ...] = ()
 
 
 def place() -> ReadAt | None:
     """Return where the program reads a value now; None where no code of its own does."""
-    return next(_places(), None)
-
-
-def reaches(read: ReadAt, line: tuple[str, int, int]) -> bool:
-    """Return whether a line, with its file and its function's first line, works with what was read at a place."""
-    return line[:2] == read[:2] and _reaches(read, line[2])
-
-
-@lru_cache(None)
-def _reaches(read: ReadAt, line: int) -> bool:
-    within = _function(read)
-    if within is None:
-        return False
-    reading = _at(within, read.line)
-    is_named = _among(frozenset(_followed(within, {name for one in reading for name in _targets(one)}, read.path)))
-    return any(_has(part, is_named) for one in _at(within, line)[-1:] for part in _parts(one))
-
-
-def divides() -> bool:
-    """Return whether the function that reads a value divides by it, or by what it works out from it."""
-    here = place()
-    return here is not None and _divides(here)
+    return next(places(), None)
 
 
 def way_to_rows() -> bool | None:
@@ -115,12 +74,19 @@ def way_to_rows() -> bool | None:
     return None if here is None else _way_to_rows(here)
 
 
-def _places() -> Iterator[ReadAt]:
+def places() -> Iterator[ReadAt]:
+    """Yield where the program reads a value now, and from where each of these functions is called."""
     called = ""
-    for frame in callers(sys._getframe(2)):
+    for frame in callers(sys._getframe(1)):
         if is_own(frame.f_code.co_filename):
-            yield ReadAt(frame.f_code.co_filename, frame.f_code.co_firstlineno, frame.f_lineno, called)
-            called = frame.f_code.co_name
+            code = frame.f_code
+            yield ReadAt(code.co_filename, code.co_firstlineno, frame.f_lineno, called, _span(code, frame.f_lasti))
+            called = code.co_name
+
+
+@lru_cache(None)
+def _span(code: CodeType, at: int) -> tuple[int | None, ...]:
+    return next(islice(code.co_positions(), at // 2, None), ()) if hasattr(code, "co_positions") else ()
 
 
 @lru_cache(256)
@@ -132,9 +98,9 @@ def source_tree(path: str) -> ast.Module | None:
         return None
 
 
-def _function(place: ReadAt) -> _Function | None:
+def function_at(place: ReadAt) -> Function | None:
     """Return the function that reads, or the module itself."""
-    found: _Function | None = source_tree(place.path)
+    found: Function | None = source_tree(place.path)
     if found is None:
         return None
     for one in ast.walk(found):
@@ -145,187 +111,136 @@ def _function(place: ReadAt) -> _Function | None:
     return found
 
 
-def _at(within: _Function, line: int) -> list[ast.stmt]:
+def statements_at(within: Function, line: int) -> list[ast.stmt]:
     """Return the statements of a function that have a line in what they work out themselves, the innermost last."""
     return [
-        one for one in _statements(within) if any(part.lineno <= line <= (part.end_lineno or 0) for part in _parts(one))
+        one
+        for one in _statements(within)
+        if any(part.lineno <= line <= (part.end_lineno or 0) for part in expressions(one))
     ]
 
 
-def _reading(within: _Function, line: int) -> tuple[list[ast.stmt], list[ast.expr], _Is]:
-    """Return the statements that read at a line, their own expressions, and what among these is read."""
-    reading = _at(within, line)
-    parts = [part for one in reading for part in _parts(one)]
-    return reading, parts, _reads if any(_has(part, _reads) for part in parts) else _is_variable
+class Step(NamedTuple):
+    """A statement, and the innermost function around it."""
+
+    file: SourceFile
+    function: Defined | None
+    statement: ast.stmt
+    parts: tuple[ast.expr, ...]
 
 
-@lru_cache(None)
-def _use(place: ReadAt) -> _Found:
-    within = _function(place)
-    if within is None:
-        return ""
-    reading, parts, reads = _reading(within, place.line)
-    if any(_is_sized(part, reads, place.path) for part in parts):
-        return "size"
-    read = _set_from(reading, reads, place.path)
-    here = [one for part in parts for one in _comprehensions(part) if _passes(one.iter, reads, place.path)]
-    names = frozenset(read | {name for one in here for name in _set_by(one.target)})
-    found = _use_of(within, names, place.path, () if here else tuple(reading))
-    if not found:
-        kept = frozenset(name for name in _followed(within, set(names), place.path) if name.startswith("."))
-        found = _use_of_attributes(within, kept, place.path)
-    given = (_use_by_call(node, reads, place.path) for part in parts for node in ast.walk(part))
-    if found in ("", "returned") and "rows" in given:
-        return "rows"
-    return "returned" if not found and any(isinstance(one, ast.Return) for one in reading) else found
+@dataclass(eq=False)
+class SourceFile:
+    """What a file, or one function of a library, consists of.
+
+    Attributes:
+        mentions: by name the statements that have it; an attribute's name begins with a dot.
+        functions, classes: what it defines, by name. own: the names that a function sets. around: the function around.
+        above: the statement around each, by identity.
+    """
+
+    path: str
+    is_whole: bool
+    imported: frozenset[str]
+    mentions: dict[str, list[Step]] = field(default_factory=dict)
+    functions: dict[str, list[Defined]] = field(default_factory=dict)
+    classes: dict[str, ast.ClassDef] = field(default_factory=dict)
+    own: dict[int, set[str]] = field(default_factory=dict)
+    around: dict[int, Defined | None] = field(default_factory=dict)
+    above: dict[int, ast.stmt | None] = field(default_factory=dict)
+    steps: dict[int, Step] = field(default_factory=dict)
+
+    def visit(self, node: ast.AST, function: Defined | None, above: ast.stmt | None) -> None:
+        """Take in the statements of a node."""
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.stmt):
+                self._take(child, function, above)
+            elif isinstance(child, ast.excepthandler | ast.match_case):
+                self.visit(child, function, above)
+
+    def _take(self, one: ast.stmt, function: Defined | None, above: ast.stmt | None) -> None:
+        self.above[id(one)] = above
+        within = function
+        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef):
+            self.functions.setdefault(one.name, []).append(one)
+            self.around[id(one)] = function
+            given = one.args
+            named = [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
+            self.own[id(one)] = {each.arg for each in named}
+            within = one
+        elif isinstance(one, ast.ClassDef):
+            self.classes[one.name] = one
+        parts = tuple(expressions(one))
+        if isinstance(one, ast.With | ast.AsyncWith):
+            parts += tuple(item.optional_vars for item in one.items if item.optional_vars is not None)
+        step = self.steps[id(one)] = Step(self, function, one, parts)
+        names = set[str]()
+        for part in parts:
+            for node in ast.walk(part):
+                if isinstance(node, ast.Name):
+                    names.add(node.id)
+                    if function is not None and isinstance(node.ctx, ast.Store):
+                        self.own[id(function)].add(node.id)
+                elif isinstance(node, ast.Attribute):
+                    names.add(f".{node.attr}")
+        if isinstance(one, ast.Global) and function is not None:
+            self.own[id(function)].difference_update(one.names)
+            self.own[id(function)].update(f"global {name}" for name in one.names)
+        for name in names:
+            self.mentions.setdefault(name, []).append(step)
+        self.visit(one, within, one)
+
+    def key(self, name: str, function: Defined | None) -> Key:
+        """Return which variable a name is in a function."""
+        while function is not None:
+            own = self.own.get(id(function), ())
+            if name in own and f"global {name}" not in own:
+                return id(function), name
+            function = self.around.get(id(function))
+        return 0, name
 
 
-@lru_cache(None)
-def _divides(place: ReadAt) -> bool:
-    within = _function(place)
-    if within is None:
-        return False
-    reading, parts, reads = _reading(within, place.line)
-    read = _set_from(reading, reads, place.path)
-    is_named = _among(frozenset(_followed(within, read, place.path)))
-    others = [part for one in _statements(within) for part in _parts(one)]
-    return any(_divides_by(part, reads) for part in parts) or any(_divides_by(part, is_named) for part in others)
-
-
-def _divides_by(value: ast.AST, is_one: _Is) -> bool:
-    return any(
-        isinstance(node, ast.BinOp)
-        and isinstance(node.op, ast.Div | ast.FloorDiv | ast.Mod)
-        and _has(node.right, is_one)
-        for node in ast.walk(value)
-    )
-
-
-@lru_cache(None)
-def _use_of_float(place: ReadAt) -> _Found:
-    """Return what a number is used for of which the program makes whole ones."""
-    within = _function(place)
-    if within is None:
-        return ""
-    reading = _at(within, place.line)
-    parts = [part for one in reading for part in _parts(one)]
-
-    def reads(node: ast.AST) -> bool:
-        called = _called(node) if isinstance(node, ast.Call) else ""
-        return bool(called) and (called == place.called if place.called else called in _READING)
-
-    if not place.called and not any(_has(part, reads) for part in parts):
-        reads = _reads
-    values = [value for one in reading for value in _values(one)]
-    names = (
-        {name for one in reading for name in _targets(one)} if any(_works_out(one, reads) for one in values) else set()
-    )
-    for _ in range(_ROUNDS):
-        is_named = _among(frozenset(names))
-        more = {
-            name for one in _statements(within) if any(_works_out(value, is_named) for value in _values(one))
-            for name in _targets(one)
-        }  # fmt: skip
-        if more <= names:
-            break
-        names |= more
-    is_named = _among(frozenset(names))
-    others = [part for one in _statements(within) if one not in reading for part in _parts(one)]
-    made = {id(node) for part in parts for node in ast.walk(part) if _makes_whole(node, reads)}
-    made |= {id(node) for part in (*parts, *others) for node in ast.walk(part) if _makes_whole(node, is_named)}
-
-    def is_made(node: ast.AST) -> bool:
-        return id(node) in made
-
-    if any(_is_sized(part, is_made, place.path) for part in (*parts, *others)):
-        return "size"
-    whole = _set_from(_statements(within), is_made, place.path)
-    if whole and _use_of(within, frozenset(whole), place.path) == "size":
-        return "size"
-    kept = frozenset(name for name in whole if name.startswith("."))
-    if _use_of_attributes(within, kept, place.path) == "size":
-        return "size"
-    returned = [one for one in _statements(within) if isinstance(one, ast.Return) and one.value is not None]
-    passes = (_works_out(one.value, reads if one in reading else is_named) for one in returned if one.value is not None)
-    return "returned" if any(passes) else ""
-
-
-def _works_out(value: ast.AST, is_one: _Is) -> bool:
-    """Return whether a number is worked out of such a one, and not only compared, or written, with it."""
-    if is_one(value):
-        return True
-    if isinstance(value, ast.Compare | ast.JoinedStr | ast.Dict | ast.Lambda):
-        return False
-    if isinstance(value, ast.Call) and _called(value) in ("len", "size", "numel", "str", "format"):
-        return False
-    if isinstance(value, ast.Attribute) and value.attr in ("shape", "dtype", "device"):
-        return False
-    return any(_works_out(one, is_one) for one in ast.iter_child_nodes(value) if isinstance(one, ast.expr))
-
-
-def _makes_whole(node: ast.AST, is_one: _Is) -> bool:
-    if isinstance(node, ast.BinOp):
-        return isinstance(node.op, ast.FloorDiv) and _works_out(node, is_one)
-    return isinstance(node, ast.Call) and _called(node) in _TO_WHOLE and _works_out(node, is_one)
-
-
-@lru_cache(None)
-def _use_of(within: _Function, names: frozenset[str], path: str, reading: tuple[ast.stmt, ...] = ()) -> _Found:
-    """Return what a function uses some names for, in all but the statements that read them."""
-    is_named = _among(frozenset(_followed(within, set(names), path)))
-    others = [part for one in _statements(within) if one not in reading for part in _parts(one)]
-    if any(_is_sized(part, is_named, path) for part in others):
-        return "size"
-    loops = [one for one in _statements(within) if isinstance(one, ast.While) and one not in reading]
-    if any(isinstance(node, ast.Compare) and _has(node, is_named) for one in loops for node in ast.walk(one.test)):
-        return "size"
-    calls = (_use_by_call(node, is_named, path) for part in others for node in ast.walk(part))
-    if any(_selects(part, is_named) for part in others) or "rows" in calls:
-        return "rows"
-    returned = [one.value for one in _statements(within) if isinstance(one, ast.Return) and one.value is not None]
-    return "returned" if any(_passes(value, is_named, path) for value in returned) else ""
-
-
-@lru_cache(None)
-def _use_of_attributes(within: _Function, names: frozenset[str], path: str) -> _Found:
-    """Return what the other functions of a file use the attributes for that one sets."""
+@lru_cache(_MOST_FILES)
+def source_file(path: str) -> SourceFile | None:
+    """Return a file of the program; None where it is no Python."""
     tree = source_tree(path)
-    others = [] if tree is None or not names else [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef)]
-    found = {_use_of(one, names, path) for one in others if one is not within and one not in _entered}
-    return "size" if "size" in found else "rows" if "rows" in found else ""
+    if tree is None:
+        return None
+    found = SourceFile(path, is_whole=True, imported=imported_names(path))
+    found.visit(tree, None, None)
+    return found
 
 
-def _use_by_call(node: ast.AST, is_one: _Is, path: str) -> _Found:
-    """Return what a function of the program's own uses its arguments for that are such ones."""
-    function, path = _defined(path).get(_called(node), (None, path)) if isinstance(node, ast.Call) else (None, path)
-    if function is None or not isinstance(node, ast.Call) or function in _entered:
-        return ""
-    given = function.args
-    names = [one.arg for one in (*given.posonlyargs, *given.args)]
-    if isinstance(node.func, ast.Attribute) and names[:1] in (["self"], ["cls"]):
-        names = names[1:]
-    more = [given.vararg.arg] if given.vararg else []
-    takes = {*names, *(one.arg for one in given.kwonlyargs)}
-    rest = [given.kwarg.arg] if given.kwarg else []
-    parameters = set[str]()
-    for position, one in enumerate(node.args):
-        if _has(one, is_one):
-            parameters.update(names[position : position + 1] or more)
-    for each in node.keywords:
-        if _has(each.value, is_one):
-            parameters.update([each.arg] if each.arg in takes else rest)
-    _entered.append(function)
-    try:
-        return _use_of(function, frozenset(parameters), path) if parameters else ""
-    finally:
-        _entered.pop()
+@lru_cache(_MOST_FILES)
+def function_alone(place: ReadAt) -> SourceFile | None:
+    """Return one function of a library, which is not followed out of it but by what it returns."""
+    within = function_at(place)
+    if within is None or isinstance(within, ast.Module):
+        return None
+    found = SourceFile(place.path, is_whole=False, imported=imported_names(place.path))
+    found._take(within, None, None)
+    return found
+
+
+@lru_cache(1)
+def program_files(_modules: int) -> tuple[str, ...]:
+    """Return the files of the program's own that are imported.
+
+    Args:
+        _modules: how many modules there are, as more may have been imported since.
+    """
+    files = (getattr(module, "__file__", None) for module in tuple(sys.modules.values()))
+    own = (file for file in files if isinstance(file, str) and file.endswith(".py"))
+    return tuple(file for file in own if is_own(file) and not is_installed(file))[:_MOST_FILES]
 
 
 @lru_cache(None)
 def _way_to_rows(place: ReadAt) -> bool | None:
-    within = _function(place)
-    asking = None if within is None else next((one for one in _at(within, place.line) if isinstance(one, ast.If)), None)
-    if within is None or asking is None:
+    within = function_at(place)
+    if within is None:
+        return None
+    asking = next((one for one in statements_at(within, place.line) if isinstance(one, ast.If)), None)
+    if asking is None:
         return None
     names = {name for node in ast.walk(asking.test) if (name := _name(node))}
     for _ in range(2):  # what these are made of
@@ -338,7 +253,7 @@ def _way_to_rows(place: ReadAt) -> bool | None:
             for top in statements
             for one in ast.walk(top)
             if isinstance(one, ast.stmt)
-            for part in _parts(one)
+            for part in expressions(one)
         )
 
     if selects(asking.body):
@@ -351,47 +266,13 @@ def _way_to_rows(place: ReadAt) -> bool | None:
     return way is not is_negated
 
 
-@lru_cache(256)
-def _defined(path: str) -> Mapping[str, tuple[ast.FunctionDef, str]]:
-    """Return the functions and methods that a file defines, and the program's own that it imports, by name."""
-    tree = source_tree(path)
-    if tree is None:
-        return {}
-    found = {one.name: (one, path) for one in ast.walk(tree) if isinstance(one, ast.FunctionDef)}
-    found |= {one.name: (one, path) for one in tree.body if isinstance(one, ast.FunctionDef)}
-    for one in ast.walk(tree):
-        if isinstance(one, ast.ImportFrom) and (other := _file_of(path, one)):
-            theirs = source_tree(other)
-            defined = (
-                {} if theirs is None else {each.name: each for each in theirs.body if isinstance(each, ast.FunctionDef)}
-            )
-            found |= {
-                each.asname or each.name: (defined[each.name], other) for each in one.names if each.name in defined
-            }
-    return found
-
-
-def _file_of(path: str, imported: ast.ImportFrom) -> str:
-    """Return the program's own file that another one imports from; empty where that is a library's."""
-    if imported.level:
-        folders = [os.path.join(os.path.dirname(path), *[os.pardir] * (imported.level - 1))]
-    else:
-        folders = [os.path.dirname(path), *sys.path]
-    words = (imported.module or "").split(".")
-    for folder in folders:
-        for file in (os.path.join(folder, *words) + ".py", os.path.join(folder, *words, "__init__.py")):
-            if os.path.isfile(file):
-                return "" if is_installed(file) else os.path.normpath(file)
-    return ""
-
-
 def _statements(within: ast.AST) -> Iterator[ast.stmt]:
     for one in ast.walk(within):
         if isinstance(one, ast.stmt) and one is not within:
             yield one
 
 
-def _parts(statement: ast.stmt) -> list[ast.expr]:
+def expressions(statement: ast.stmt) -> list[ast.expr]:
     """Return the expressions of a statement itself, without those of the statements in it."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return []
@@ -410,23 +291,26 @@ def _targets(statement: ast.stmt) -> set[str]:
         targets = [call.func.value] if isinstance(call.func, ast.Attribute) else []
     else:
         targets = []
-    walrus = [node.target for part in _parts(statement) for node in ast.walk(part) if isinstance(node, ast.NamedExpr)]
+    walrus = [
+        node.target for part in expressions(statement) for node in ast.walk(part) if isinstance(node, ast.NamedExpr)
+    ]
     return {name for one in (*targets, *walrus) for name in _set_by(one)}
 
 
 def _adding(statement: ast.Expr) -> ast.Call | None:
     """Return the call by which a statement adds to a list."""
     call = statement.value
-    return call if isinstance(call, ast.Call) and _called(call) in ("append", "extend", "insert") else None
+    return call if isinstance(call, ast.Call) and called(call) in ("append", "extend", "insert") else None
 
 
 def _set_by(target: ast.expr) -> set[str]:
-    return {name for one in _unpacked(target) if (name := _name(one))}
+    return {name for one in unpacked(target) if (name := _name(one))}
 
 
-def _unpacked(target: ast.expr) -> list[ast.expr]:
+def unpacked(target: ast.expr) -> list[ast.expr]:
+    """Return what a target of an assignment sets, one by one."""
     if isinstance(target, ast.Tuple | ast.List):
-        return [each for one in target.elts for each in _unpacked(one)]
+        return [each for one in target.elts for each in unpacked(one)]
     return [target.value if isinstance(target, ast.Starred | ast.Subscript) else target]
 
 
@@ -437,38 +321,17 @@ def _values(statement: ast.stmt) -> list[ast.expr]:
     if isinstance(statement, ast.Expr) and (call := _adding(statement)) is not None:
         return [*call.args]
     value = getattr(statement, "value", None)
-    return [value] if isinstance(value, ast.expr) else [part for part in _parts(statement) if _has(part, _is_walrus)]
-
-
-def _set_from(statements: Iterable[ast.stmt], is_one: _Is, path: str) -> set[str]:
-    """Return the names that statements set to such values."""
-    setting = [one for one in statements if any(_passes(value, is_one, path) for value in _values(one))]
-    return {name for one in setting for name in _targets(one)}
-
-
-def _is_walrus(node: ast.AST) -> bool:
-    return isinstance(node, ast.NamedExpr)
-
-
-def _followed(within: _Function, names: set[str], path: str) -> set[str]:
-    """Return the names, and those that are worked out from them as whole numbers."""
-    for _ in range(_ROUNDS):
-        is_named = _among(frozenset(names))
-        more = _set_from(_statements(within), is_named, path)
-        passing = (one for one in _comprehensions(within) if _passes(one.iter, is_named, path))
-        more |= {name for one in passing for name in _set_by(one.target)}
-        if more <= names:
-            break
-        names |= more
-    return names
+    return (
+        [value]
+        if isinstance(value, ast.expr)
+        else [
+            part for part in expressions(statement) if any(isinstance(node, ast.NamedExpr) for node in ast.walk(part))
+        ]
+    )
 
 
 def _among(names: frozenset[str]) -> _Is:
     return lambda node: _name(node) in names
-
-
-def _comprehensions(within: ast.AST) -> Iterator[ast.comprehension]:
-    return (node for node in ast.walk(within) if isinstance(node, ast.comprehension))
 
 
 def _name(node: ast.AST) -> str:
@@ -478,74 +341,31 @@ def _name(node: ast.AST) -> str:
     return f".{node.attr}" if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) else ""
 
 
-def _called(node: ast.Call) -> str:
+def called(node: ast.Call) -> str:
+    """Return the name of the function or method that is called; empty of anything else."""
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
-def _reads(node: ast.AST) -> bool:
-    """Return whether a node reads a value from a tensor."""
-    return isinstance(node, ast.Call) and _called(node) in ("item", "tolist", "int", "cpu", "numpy", "to")
+def sizes_in(call: ast.Call, imported: frozenset[str]) -> list[ast.expr] | None:
+    """Return the arguments of a call that may be sizes; None where it is none of `_SIZED`.
 
-
-def _is_variable(node: ast.AST) -> bool:
-    """Return whether a node is a variable, as a tensor whose value Python itself asks for, in ``x[:count]``."""
-    return isinstance(node, ast.Name)
-
-
-def _has(node: ast.AST, is_one: _Is) -> bool:
-    return any(map(is_one, ast.walk(node)))
-
-
-def _passes(value: ast.AST, is_one: _Is, path: str) -> bool:
-    """Return whether a value is such a one, or a whole number, or numbers, worked out from it."""
-    if is_one(value):
-        return True
-    if isinstance(value, ast.Call):
-        receiver = value.func.value if isinstance(value.func, ast.Attribute) else None
-        if receiver is not None and _passes(receiver, is_one, path):
-            return True
-        if _use_by_call(value, is_one, path) == "returned":
-            return True
-        return _called(value) in _PASSING and any(_passes(one, is_one, path) for one in value.args)
-    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div):
-        return False
-    if isinstance(value, ast.Compare | ast.JoinedStr | ast.Dict | ast.Lambda):
-        return False
-    if isinstance(value, ast.ListComp | ast.GeneratorExp):
-        return _passes(value.elt, is_one, path) or any(_passes(one.iter, is_one, path) for one in value.generators)
-    if isinstance(value, ast.Subscript):
-        return _passes(value.value, is_one, path)
-    return any(_passes(one, is_one, path) for one in ast.iter_child_nodes(value) if isinstance(one, ast.expr))
-
-
-def _is_sized(value: ast.AST, is_one: _Is, path: str) -> bool:
-    """Return whether such a one ends a slice, or is an argument of what takes sizes, as the program's own may."""
-    for node in ast.walk(value):
-        if isinstance(node, ast.Slice) and _has(node, is_one):
-            return True
-        if isinstance(node, ast.Call) and _called(node) in _SIZED:
-            sizes = _sizes_in(node, path)
-            if any(_has(one, is_one) for one in sizes):
-                return True
-        if _use_by_call(node, is_one, path) == "size":
-            return True
-    return False
-
-
-def _sizes_in(call: ast.Call, path: str) -> list[ast.expr]:
-    """Return the arguments of one of `_SIZED` that may be sizes."""
-    if _called(call) in _FILLING:
+    Args:
+        imported: names of modules and what else a file imports, which are not what is changed.
+    """
+    if called(call) not in _SIZED:
+        return None
+    if called(call) in _FILLING:
         return call.args[:1]
     receiver = call.func.value if isinstance(call.func, ast.Attribute) else None
     while isinstance(receiver, ast.Attribute):
         receiver = receiver.value
-    is_function = receiver is None or (isinstance(receiver, ast.Name) and receiver.id in _imported(path))
-    args = call.args[1:] if is_function and _called(call) in _CHANGING else call.args
+    is_function = receiver is None or (isinstance(receiver, ast.Name) and receiver.id in imported)
+    args = call.args[1:] if is_function and called(call) in _CHANGING else call.args
     return [*args, *(one.value for one in call.keywords)]
 
 
 @lru_cache(256)
-def _imported(path: str) -> frozenset[str]:
+def imported_names(path: str) -> frozenset[str]:
     """Return the names that a file imports, as of modules."""
     tree = source_tree(path)
     imports = [] if tree is None else [one for one in ast.walk(tree) if isinstance(one, ast.Import | ast.ImportFrom)]
@@ -559,7 +379,7 @@ def _selects(value: ast.AST, is_one: _Is) -> bool:
             index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
             if any(is_one(one) or (isinstance(one, ast.UnaryOp) and is_one(one.operand)) for one in index):
                 return True
-        if isinstance(node, ast.Call) and _called(node) in _SELECTING:
+        if isinstance(node, ast.Call) and called(node) in _SELECTING:
             receiver = [node.func.value] if isinstance(node.func, ast.Attribute) else []
             if any(is_one(one) for one in (*receiver, *node.args)):
                 return True
