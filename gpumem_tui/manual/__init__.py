@@ -25,8 +25,12 @@ def text(topic: str) -> str:
     return Path(__file__).with_name(f"{topic}.md").read_text(encoding="utf-8")
 
 
+def titles() -> dict[str, str]:
+    """Return each topic's title, from the first line of its file."""
+    return {topic: text(topic).partition("\n")[0].removeprefix("# ") for topic in TOPICS}
+
+
 def index() -> str:
     """Return the list of topics as Markdown: each topic's name, and its title from the first line of its file."""
-    titles = {topic: text(topic).partition("\n")[0].removeprefix("# ") for topic in TOPICS}
-    lines = [f"- **{topic}**: {title}" for topic, title in titles.items()]
+    lines = [f"- **{topic}**: {title}" for topic, title in titles().items()]
     return "\n".join(["# The manual", "", "`gpumem-tui manual TOPIC` opens one of these:", "", *lines, ""])
