@@ -95,6 +95,7 @@ class GpuMemApp(ActingApp[int]):
     COMMAND_PALETTE_BINDING: ClassVar[str] = "ctrl+p"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+p", "command_palette", show=False, priority=True, tooltip="All commands by name, and the themes"),
+        Binding("ctrl+o", "jump", show=False, tooltip="Jump: a letter on each pane; that letter gives it the keys"),
         Binding("ctrl+c", "interrupt", show=False, priority=True, tooltip="Leave; of `run`: interrupt the command"),
         Binding("ctrl+z", "suspend_process", show=False, tooltip="Stop the program; fg continues"),
         *(Binding(str(key), f"show('{name}')", name, show=False, tooltip=_GO) for key, name in enumerate(SCREENS, 1)),
@@ -211,6 +212,13 @@ class GpuMemApp(ActingApp[int]):
 
         if isinstance(self.screen, MainScreen):
             self.push_screen(HelpScreen.of(self.screen))
+
+    def action_jump(self) -> None:
+        """Show a letter on each pane of the screen, and go to the one whose letter is pressed."""
+        from gpumem_tui.tui.kit.jump import JumpScreen, panes_of
+
+        if isinstance(self.screen, MainScreen):
+            self.push_screen(JumpScreen(panes_of(self.screen)), lambda pane: None if pane is None else pane.focus())
 
     def action_manual(self, topic: str) -> None:
         """Open the manual at a topic."""

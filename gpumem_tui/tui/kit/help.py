@@ -39,7 +39,9 @@ class HelpScreen(TextScreen):
     def of(cls, screen: MainScreen) -> HelpScreen:
         """Make the help of a screen: its keys, what it states itself, and the tables of its page of the manual."""
         tables = manual_tables(screen.TOPIC, screen.TABLES) if screen.TOPIC else ()
-        return cls([*screen.help_first(), *key_lines(screen), *screen.help_lines(), *tables], screen.TOPIC)
+        return cls(
+            [*screen.help_first(), *pane_lines(screen), *key_lines(screen), *screen.help_lines(), *tables], screen.TOPIC
+        )
 
     @property
     def keys_offered(self) -> str:
@@ -76,6 +78,17 @@ def bucket_lines(buckets: Iterable[Bucket], *, process: str = Bucket.PROCESS.tit
         pattern, colour = BUCKET_LOOKS[bucket]
         title = process if bucket is Bucket.PROCESS else bucket.title
         yield [(pattern * 2, colour), (f" {title:<17}", ""), (bucket.meaning, MUTED)]
+
+
+def pane_lines(screen: MainScreen) -> Iterator[Row]:
+    """Yield what the pane that has the keys shows; nothing where that is not known."""
+    pane = screen.focused
+    words = None if pane is None else screen.PANE_HELP.get(pane.id or "") or screen.PANE_HELP.get(type(pane).__name__)
+    if pane is None or words is None:
+        return
+    yield help_heading(f"This pane{f': {pane.border_title}' if pane.border_title else ''}")
+    yield from ([(line, "")] for line in textwrap.wrap(words, _NAME_WIDTH + _WORDS_WIDTH))
+    yield []
 
 
 def key_lines(screen: MainScreen) -> Iterator[Row]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from textual.actions import parse
@@ -145,7 +146,7 @@ def _length(shown: list[_Shown]) -> int:
 
 
 FRAME_CSS = """
-MainScreen > #too-small { display: none; height: 1; color: $foreground; }
+MainScreen > #too-small { display: none; height: 2; color: $foreground; }
 MainScreen.-tiny > * { display: none !important; }
 MainScreen.-tiny > #too-small { display: block !important; }
 """
@@ -161,12 +162,14 @@ class MainScreen(SizedScreen):
     Attributes:
         SMALLEST: columns and rows below which the screen only states that it needs them.
         TOPIC: its page of the manual; `TABLES`: the heads of that page's tables that its help shows, empty for all.
+        PANE_HELP: by a widget's id or class, what the pane shows, for the help while it has the keys.
         ending: the program is being left: nothing is begun any more.
     """
 
     SMALLEST: ClassVar[tuple[int, int]] = (1, 1)
     TOPIC: ClassVar[str] = ""
     TABLES: ClassVar[tuple[str, ...]] = ()
+    PANE_HELP: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     ending = False
 
@@ -213,7 +216,7 @@ class MainScreen(SizedScreen):
         (width, height), (columns, rows) = event.size, self.SMALLEST
         self.set_class(width < columns or height < rows, "-tiny")
         needs = f"needs {columns}×{rows}, this is {width}×{height}"
-        self.query_one("#too-small", Lines).show_rows([[(needs, "")]])
+        self.query_one("#too-small", Lines).show_rows([[(needs, "")], [("q quits", "")]])
         self.laid_out(event.size)
 
     def laid_out(self, _size: Size) -> None:

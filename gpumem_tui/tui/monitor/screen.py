@@ -79,6 +79,10 @@ class MonitorScreen(ProcessActions):
     CSS_PATH: ClassVar[PurePath | list[str | PurePath]] = STYLES
     SMALLEST = (40, 8)
     TOPIC = "monitor"
+    PANE_HELP: ClassVar[Mapping[str, str]] = {
+        "HistoryChart": "The chosen GPU's memory over time. ← → choose a moment, esc none.",
+        "ProcessTable": "A line a process and GPU. Enter shows all that is known of the one under the cursor.",
+    }
     WORDS = "user, pid, command, container, gpu3"
     SHORTEST_S = 0.05
     AUTO_FOCUS = "ProcessTable"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -90,6 +90,12 @@ class PlanScreen(MainScreen):
     SMALLEST = (72, 18)
     TOPIC = "plan"
     TABLES = ("number", "column")
+    PANE_HELP: ClassVar[Mapping[str, str]] = {
+        "controls": "What is trained, and how. ← → change a value, digits type it, enter lists choices; h explains.",
+        "ledger": "Bytes of one GPU by bucket, at the peak. Enter explains a row.",
+        "facts": "Batch sizes, passes and what else follows from the plan. Enter explains a row.",
+        "pane": "The list named above it. Enter takes a row over: a change, a GPU; ← → show the other lists.",
+    }
     BINDINGS: ClassVar[list[BindingType]] = [
         *(Binding(PANES[pane], f"pane('{pane}')", pane, show=False, tooltip=_PANES) for pane in OF_EVERY_SUBJECT),
         *(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from typing import ClassVar
@@ -69,6 +69,11 @@ class SearchScreen(SteeredScreen):
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-normal"), (160, "-wide")]  # noqa: RUF012  as Textual declares it
     VERTICAL_BREAKPOINTS = [(0, "-short"), (24, "-low"), (30, "-mid"), (36, "-tall"), (50, "-high")]  # noqa: RUF012
     TOPIC = "search"
+    PANE_HELP: ClassVar[Mapping[str, str]] = {
+        "TrialLog": "A line a trial. The ledger and the bar show the trial under the cursor.",
+        "OutputPane": "The lines that the command prints. It follows the end until you scroll up.",
+        "ledger-pane": "Bytes by bucket at one batch size: predicted, and as the trial ran.",
+    }
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("s", "start", "start", tooltip="Start a search, or start over after its end"),
         Binding("p", "pause", "pause", tooltip=_HOLD),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import accumulate
 from typing import ClassVar
@@ -285,6 +285,7 @@ class SnapshotScreen(MainScreen):
     CSS_PATH = "screen.tcss"
     SMALLEST = (60, 18)
     TOPIC = "snapshots"
+    PANE_HELP: ClassVar[Mapping[str, str]] = {name.replace(" ", "-"): words for name, (_, words) in PANES.items()}
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012  as Textual declares it
     BINDINGS: ClassVar[list[BindingType]] = [
         *(Binding(key, f"pane('{pane}')", pane, tooltip=words) for pane, (key, words) in PANES.items()),
