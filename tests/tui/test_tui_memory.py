@@ -33,6 +33,7 @@ from gpumem_tui.tui.kit.dialogs import (
 )
 from gpumem_tui.tui.kit.figures import Row
 from gpumem_tui.tui.kit.help import HelpScreen
+from gpumem_tui.tui.kit.jump import JumpScreen, panes_of
 from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.kit.manual import ManualScreen
 from gpumem_tui.tui.plan.planned import of_model
@@ -81,6 +82,7 @@ _DIALOGUES: dict[type[Screen[Any]], Callable[[MainScreen], Screen[Any]]] = {
     DetailsScreen: lambda _: DetailsScreen(_LINES, may_end=True, may_look=True, may_keep=True),
     EditScreen: lambda _: _edit(),
     HelpScreen: HelpScreen.of,
+    JumpScreen: lambda screen: JumpScreen(panes_of(screen)),
     ManualScreen: lambda _: ManualScreen(),
     PagesScreen: lambda _: PagesScreen(Report("a report", {"one": lambda _: _LINES, "two": lambda _: _LINES})),
     PickScreen: lambda _: PickScreen("a list", [Option(f"{number}", "a note") for number in range(40)]),

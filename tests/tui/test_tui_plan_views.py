@@ -97,7 +97,7 @@ def test_the_verdict_says_by_how_much() -> None:
     )
     assert "tracing one step" in lines[2]
     assert (
-        "tracing one step without a GPU, 4 s; esc ends it"
+        "tracing one step without a GPU, 4 s; x ends it"
         in said(drawn(verdict_rows, now, Pending(LLAMA), ROOMY, "4 s"))[2]
     )
     assert "– no torch" in said(drawn(verdict_rows, now, TraceFailed(LLAMA, "no torch"), ROOMY))[2]

@@ -230,7 +230,7 @@ def _formula_verdict(answer: Answer, traced: TracedAnswer | None, width: int) ->
 def _traced_verdict(shown: Shown, waited: str) -> Row:
     found = shown.traced
     if found is None:
-        how_long = f", {waited}; esc ends it" if waited else ""
+        how_long = f", {waited}; x ends it" if waited else ""
         return [(f"{PENDING} {shown.waiting}{how_long}", MUTED)]
     if isinstance(found, Unknown):
         return [(f"{ABSENT} {found.reason}", MUTED)]

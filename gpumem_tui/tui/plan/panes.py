@@ -113,7 +113,7 @@ class PaneContent:
     start: str = ""
 
 
-_NOT_TRACED = PaneContent(lambda width, _: paragraph("known once the step is traced (r traces it again)", width))
+_NOT_TRACED = PaneContent(lambda width, _: paragraph("filled by the trace (r traces, if none is under way)", width))
 
 
 def command_content(request: PaneRequest) -> PaneContent:
