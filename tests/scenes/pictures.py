@@ -25,7 +25,7 @@ class Compare(Protocol):
     def __call__(self, app: App[int], *, terminal_size: tuple[int, int], run_before: object) -> bool: ...
 
 
-async def until(pilot: Pilot[int], there: Callable[[], bool]) -> None:
+async def until(pilot: Pilot[int] | Pilot[None], there: Callable[[], bool]) -> None:
     """Wait for a condition; however slow the machine is, the picture is the same."""
     deadline = time.monotonic() + _DEADLINE_S
     while not there():

@@ -8,16 +8,18 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.events import Click, Key
-from textual.screen import ModalScreen, Screen
+from textual.screen import ModalScreen
 from textual.widget import Widget
 from textual.widgets import Static
+
+from gpumem_tui.tui.kit.main_screen import MainScreen
 
 LETTERS = "asdfghjklqwertyuiop"
 """The letters of panes, in reading order: those under the fingers first."""
 _KEYS = " a letter goes to its pane · esc back "
 
 
-def panes_of(screen: Screen[object]) -> list[Widget]:
+def panes_of(screen: MainScreen) -> list[Widget]:
     """Return the widgets of a screen that can have the keys, in reading order."""
     seen = [widget for widget in screen.focus_chain if widget.region.area]
     return sorted(seen, key=lambda widget: (widget.region.y, widget.region.x))[: len(LETTERS)]
