@@ -159,7 +159,9 @@ class Connection(WatchedHost):
     def _run(self) -> None:
         back_off = BackOff()
         while not self._stopped.is_set():
-            self._status.put(replace(self.status, phase=HostPhase.CONNECTING, retry_s=None, note=""))
+            self._status.put(
+                replace(self.status, phase=HostPhase.CONNECTING, retry_s=None, note="", began_s=time.monotonic())
+            )
             self._again.clear()
             readings = Readings(self.ssh.interval_s, self._take)
             try:

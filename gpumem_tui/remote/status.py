@@ -292,6 +292,7 @@ class HostStatus:
         problem: one line on why it is away; empty otherwise.
         note: one line on what is odd of a host that answers.
         retry_s: when it is tried again (`time.monotonic`); None while it is connected.
+        began_s: when it began to be connected to (`time.monotonic`); None where that is unknown.
         interval_s: between two readings; 0 where that is unknown, as of what was recorded.
     """
 
@@ -303,6 +304,7 @@ class HostStatus:
     note: str = ""
     retry_s: float | None = None
     interval_s: float = 0.0
+    began_s: float | None = None
 
     @property
     def title(self) -> str:

@@ -8,12 +8,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpumem_tui.cli.free import _answer
 from gpumem_tui.memory import GIB
 from gpumem_tui.recording.recording import GpuRecorder, HostsPicture
 from tests.cli.conftest import Program
@@ -156,6 +158,12 @@ def test_the_rule_is_explained_gpu_by_gpu(fake_machine: FakeMachine, program: Pr
     assert whys[6] == "not free: busy for 80 % with 0.29 GiB in use by no listed process"
     assert whys[7] == "not free: 0.88 GiB in use by no listed process"
     assert program("free", env=env).out == "1\n"
+
+
+def test_a_host_that_stands_still_is_gone_by_no_more() -> None:
+    still = replace(live("a", 0), interval_s=1.0, received_s=time.monotonic())
+    assert not isinstance(_answer(still), str)
+    assert _answer(replace(still, received_s=time.monotonic() - 11)) == "no answer for 11 s"
 
 
 def test_gpus_that_differ_are_told_by_uuid(fake_machine: FakeMachine, program: Program) -> None:

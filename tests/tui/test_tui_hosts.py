@@ -90,6 +90,12 @@ def test_a_host_that_stands_still_is_not_ok() -> None:
     assert lines(replace(state, now_s=103.0), 98)[0].split()[-1] == "ok"
 
 
+def test_a_host_that_accepts_and_says_nothing_shows_for_how_long() -> None:
+    silent = HostStatus(parse_host("x"), began_s=100.0)
+    assert lines(HostsState((silent,), 102.0))[0].split() == ["x", "connecting"]
+    assert lines(HostsState((silent,), 112.0))[0].split() == ["x", "connecting", "for", "12s"]
+
+
 def test_a_gpu_that_does_not_say_makes_the_sum_a_lower_bound() -> None:
     lost = Unknown("GPU is lost")
     gone = gpu(1, state=DeviceState.LOST, state_reason="GPU is lost", memory=lost, ledger=lost, processes=lost)

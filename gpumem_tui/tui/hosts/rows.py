@@ -263,7 +263,8 @@ def host_state(state: HostsState, status: HostStatus) -> Span:
         return f"{status.problem} · again in {age(left_s)}", "$error"
     if status.phase is HostPhase.CONNECTING:
         before = f", after: {status.problem}" if status.problem else ""
-        return f"connecting{before}", MUTED
+        waited_s = 0.0 if status.began_s is None else state.now_s - status.began_s
+        return f"connecting{f' for {age(waited_s)}' if waited_s >= _STALE_S else ''}{before}", MUTED
     if late := status.late(state.now_s):
         return late, "bold $warning"
     alert = status.worst_alert
