@@ -62,11 +62,11 @@ def _replayed(path: Path, asked: AskedMonitor, settings: Settings, *, on_screen:
 
 
 def _show(source: Sampler, settings: Settings, recorder: GpuRecorder | None, notice: str) -> int:
-    from gpumem_tui.recording.recording import record_source
     from gpumem_tui.tui.start import open_monitor
 
     if recorder is None:
         return open_monitor(source, settings, notice=notice)
+    from gpumem_tui.recording.recording import record_source
 
     def say(problem: str) -> None:
         source.notice = problem

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from msgspec import Struct
+
 from gpumem_tui.memory import Unknown, Value
 from gpumem_tui.monitor.readings import Reading, Telemetry
 from gpumem_tui.monitor.snapshot import Memory
@@ -78,8 +80,7 @@ class Identity:
             object.__setattr__(self, name, without_escapes(getattr(self, name)))
 
 
-@dataclass(frozen=True)
-class ListedProcess:
+class ListedProcess(Struct, frozen=True):
     """A process as the driver lists it."""
 
     pid: int
@@ -196,8 +197,7 @@ class GpuBackend(Protocol):
 Market = Literal["consumer", "workstation", "datacenter"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Vendor:
+class Vendor(Struct, frozen=True, kw_only=True):
     """Whose GPUs, how to reach them, and the words for them on every screen.
 
     Attributes:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct, structs
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.backend import Fault, Gone, GpuBackend, StartFault, Vendor
@@ -11,8 +12,7 @@ from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.text import without_escapes
 
 
-@dataclass(frozen=True)
-class DriverStatus:
+class DriverStatus(Struct, frozen=True):
     """Return whether the driver runs, and if not, why.
 
     Attributes:
@@ -100,7 +100,7 @@ class Driver:
         except Fault:
             return  # the GPUs known can still be read
         else:
-            self.status = replace(self.status, gpu_count=count, problem=self._problem(count))
+            self.status = structs.replace(self.status, gpu_count=count, problem=self._problem(count))
 
     def _problem(self, count: int) -> str:
         return "" if count else self.vendor.no_gpu

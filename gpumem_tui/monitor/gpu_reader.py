@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 
+from msgspec import Struct
+
 from gpumem_tui.memory import Unknown, Value, format_bytes
 from gpumem_tui.monitor.backend import Fault, GpuBackend, GpuHandle, Identity, InstanceHandle, ListedProcess, NoSuchGpu
 from gpumem_tui.monitor.ledger import device_ledger, possible_memory
@@ -38,8 +40,7 @@ Hosts = Mapping[int, Reading[HostProcess]]
 """The processes behind the pids, or why they are not known."""
 
 
-@dataclass(frozen=True)
-class InstanceRead:
+class InstanceRead(Struct, frozen=True):
     """The memory and processes of one MIG instance, just read."""
 
     instance: InstanceHandle
@@ -238,8 +239,7 @@ def have_moved(readers: Iterable[GpuReader]) -> bool:
 # ---- what travels: processes merged, ledgers made, losses spelled out
 
 
-@dataclass(frozen=True)
-class _Seen:
+class _Seen(Struct, frozen=True):
     index: int
     identity: Identity
     at: float

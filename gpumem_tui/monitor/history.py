@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.probes import Probes
@@ -33,8 +34,7 @@ class Column(Enum):
     UTILIZATION = "utilization"
 
 
-@dataclass(frozen=True)
-class Series:
+class Series(Struct, frozen=True):
     """Consecutive buckets of equal width, oldest first; the last one holds now and may still grow.
 
     Attributes:

@@ -17,7 +17,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpumem_tui.errors import own_error
 from gpumem_tui.monitor.alerts import Alert, Key, Severity
@@ -36,8 +37,7 @@ _LAST_S = 1.0
 """How long a command that still runs at the program's end may continue."""
 
 
-@dataclass(frozen=True)
-class Told:
+class Told(Struct, frozen=True):
     """An alert that began, and the host that it began on."""
 
     host: str

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.monitor.snapshot import DeviceState, GpuProcess, GpuReading, HostProcess, ProcessKind
@@ -29,8 +30,7 @@ _NAMES_NO_PROGRAM = ("[", "--multiprocessing-fork")
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*t?")
 
 
-@dataclass(frozen=True)
-class OtherRanks:
+class OtherRanks(Struct, frozen=True):
     """The ranks of a job that have their main memory elsewhere, on a GPU that is the main one of another of its ranks.
 
     Attributes:
@@ -50,8 +50,7 @@ class OtherRanks:
         )
 
 
-@dataclass(frozen=True)
-class _Share:
+class _Share(Struct, frozen=True):
     """A process's part of a GPU."""
 
     gpu: GpuReading
@@ -65,8 +64,7 @@ class _Share:
         return 0 if isinstance(held, Unknown) else held, -self.others
 
 
-@dataclass(frozen=True)
-class _Rank:
+class _Rank(Struct, frozen=True):
     """A process and its shares, the main one first."""
 
     host: HostProcess

@@ -15,6 +15,8 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TypeVar, Union
 
+from msgspec import Struct
+
 from gpumem_tui.memory import Unknown
 
 T = TypeVar("T")
@@ -36,8 +38,7 @@ class Pace(Enum):
     RARE = 12
 
 
-@dataclass(frozen=True)
-class ReadingMetric:
+class ReadingMetric(Struct, frozen=True):
     """A reading as a Prometheus metric.
 
     Attributes:
@@ -55,8 +56,7 @@ class ReadingMetric:
     label: tuple[str, str] | None = None
 
 
-@dataclass(frozen=True)
-class ReadingEntry:
+class ReadingEntry(Struct, frozen=True):
     """The words, pace and metric of a reading.
 
     Attributes:

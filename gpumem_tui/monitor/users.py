@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from msgspec import Struct
 
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.monitor.probes import ProbeReport, with_unlisted
@@ -14,8 +16,7 @@ from gpumem_tui.report.tables import TextColumn, TextTable
 from gpumem_tui.system import user_name
 
 
-@dataclass(frozen=True)
-class UserTotal:
+class UserTotal(Struct, frozen=True):
     """The sum of what the processes of one user hold.
 
     Attributes:
@@ -85,8 +86,7 @@ def user_totals(snapshots: Mapping[str, Snapshot]) -> tuple[UserTotal, ...]:
     return tuple(sorted(totals, key=lambda each: (each.user is None, -each.used_bytes, each.user or "")))
 
 
-@dataclass(frozen=True)
-class _Held:
+class _Held(Struct, frozen=True):
     """A process on a GPU of a host; `index` is None where it trains on the CPU."""
 
     host_name: str

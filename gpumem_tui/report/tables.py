@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeVar
+
+from msgspec import Struct
 
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True)
-class TextColumn:
+class TextColumn(Struct, frozen=True):
     """A column of a text table.
 
     Attributes:

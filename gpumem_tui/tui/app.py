@@ -380,8 +380,7 @@ def run_app(app: GpuMemApp) -> int:
     """Run the program in this process's terminal and return the process exit code; answers stay in the terminal."""
     code = app.run()
     app.left.set()
-    for line in (
-        app.parting_lines() if code != _EXIT_SIGNAL_BASE + signal.SIGHUP else ()
-    ):  # there is no terminal any more
+    has_hung_up = code == _EXIT_SIGNAL_BASE + signal.SIGHUP
+    for line in () if has_hung_up else app.parting_lines():
         print(line)
     return code if code is not None else app.return_code or 0

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from msgspec import structs
 
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Severity
 from gpumem_tui.monitor.notify import Notifier, Told, run_command
@@ -56,7 +57,7 @@ def told(tmp_path: Path) -> TOLD:
 def notifier_of(folder: Path, clock: Clock, **changes: Any) -> Notifier:
     """One whose command writes down what it is given."""
     command = script(folder, f"cat >> {folder}/told")
-    return Notifier(replace(Notify(command=command), **changes), clock=clock)
+    return Notifier(structs.replace(Notify(command=command), **changes), clock=clock)
 
 
 @pytest.mark.parametrize("command", ["", "  ", ()])

@@ -6,11 +6,11 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gpumem_tui.errors import own_error
 from gpumem_tui.memory import Unknown
@@ -55,7 +55,7 @@ def sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A sampler of a card whose backend is broken where `Broken.where` states."""
     FileLab(tmp_path).show(KitGpu())
     monkeypatch.setattr(Broken, "where", "")
-    made = Sampler(0.05, 0.1, look=no_processes, proc=tmp_path, vendor=replace(FILES, open=Broken))
+    made = Sampler(0.05, 0.1, look=no_processes, proc=tmp_path, vendor=structs.replace(FILES, open=Broken))
     yield made
     made.stop()
 

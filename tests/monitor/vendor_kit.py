@@ -202,9 +202,10 @@ class VendorKit:
 
 
 def _at(vendor: Vendor, opened: Callable[[Path], GpuBackend]) -> Vendor:
-    from dataclasses import replace
 
-    return replace(vendor, open=opened)
+    from msgspec import structs
+
+    return structs.replace(vendor, open=opened)
 
 
 __all__ = ["GpuHandle", "KitGpu", "VendorKit", "VendorLab"]

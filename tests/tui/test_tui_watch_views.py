@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from rich.cells import cell_len
 
 from gpumem_tui.memory import GIB, MIB, Bucket, Unknown, format_bytes
@@ -359,7 +360,7 @@ def test_samples_that_stay_away_leave_a_gap() -> None:
     _, said = watch_scene.training()
     chart = ProcessChart.of(said.processes[0], scene.NOON_S)
     times = [(sample.record.wall_ns / 1e9 - scene.NOON_S, sample) for sample in chart.samples]
-    stopped = replace(chart, samples=[sample for time_s, sample in times if not -300 < time_s < -200])
+    stopped = structs.replace(chart, samples=[sample for time_s, sample in times if not -300 < time_s < -200])
     axis = stopped.axis(114)
     assert axis is not None
     bottom = text(process_history_rows(stopped, 114, 20)).splitlines()[-3]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import ceil, floor, log10
 from typing import TypeVar
+
+from msgspec import Struct
 
 from gpumem_tui.memory import format_count
 from gpumem_tui.tui.kit.figures import MUTED, Row, Span, joined, ruled, span_width
@@ -33,8 +34,7 @@ _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 # Areas
 
 
-@dataclass(frozen=True)
-class Band:
+class Band(Struct, frozen=True):
     """An area of a chart: its upper edge and its colour."""
 
     title: str
@@ -122,8 +122,7 @@ def _area_cell(stack: Stack, row: int) -> Span:
 # Time
 
 
-@dataclass(frozen=True)
-class TimeAxis:
+class TimeAxis(Struct, frozen=True):
     """The moments that the columns of a chart show.
 
     Attributes:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import overload
 
+from msgspec import Struct
 from rich.cells import cell_len, set_cell_size
 
 from gpumem_tui.memory import GIB, KIB, MIB, Unknown, Value
@@ -219,8 +219,7 @@ def clock(time_s: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(time_s))
 
 
-@dataclass(frozen=True)
-class ListRow:
+class ListRow(Struct, frozen=True):
     """A line of a list.
 
     Attributes:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from rich.cells import cell_len
 
 from gpumem_tui.memory import Bucket, Unknown, Value
@@ -16,8 +16,7 @@ _LEGEND_VALUE_WIDTH = 6
 _LEGEND_GAP = 2
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(Struct, frozen=True):
     """A stretch of the bar.
 
     Attributes:

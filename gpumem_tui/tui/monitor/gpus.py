@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from msgspec import Struct
 from rich.cells import cell_len
 from textual.events import Click
 from textual.message import Message
@@ -50,8 +51,7 @@ _PROCESS_CARD = 4
 """Lines of the watched process, which takes the GPUs' place where there are no GPUs."""
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """Rows and columns of each part.
 
     Attributes:
@@ -250,8 +250,7 @@ _NAMES = ((150, 30), (110, 18), (70, 14), (0, 0))
 """From this many cells upward, a line's GPU name has so many."""
 
 
-@dataclass(frozen=True)
-class GpusView:
+class GpusView(Struct, frozen=True):
     """The panel's rows, and where each GPU is.
 
     Attributes:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from msgspec import Struct
 from textual.events import Click, MouseScrollDown, MouseScrollUp
 from textual.message import Message
 
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
 CURSOR = "$block-cursor-foreground on $block-cursor-background"
 
 
-@dataclass(frozen=True)
-class TableView:
+class TableView(Struct, frozen=True):
     """The rows of the table of processes, and what is on each.
 
     Attributes:

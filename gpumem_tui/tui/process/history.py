@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from gpumem_tui.memory import Value
 from gpumem_tui.tui.kit.chart import (
@@ -33,8 +34,7 @@ _HELD_S, _HELD_PERIODS = 15.0, 4
 _FOUND = Band("tensors found", "$gradients")
 
 
-@dataclass(frozen=True)
-class ProcessChart:
+class ProcessChart(Struct, frozen=True):
     """The past of a process: its samples of one device, the first of several, until `end_s`.
 
     Attributes:

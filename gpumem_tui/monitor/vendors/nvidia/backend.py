@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 import pynvml
+from msgspec import Struct
 
 from gpumem_tui.memory import Unknown, Value
 from gpumem_tui.monitor.backend import Fault, Gone, Identity, ListedProcess, NoSuchGpu
@@ -272,8 +273,7 @@ def _throttle(call: Caller, handle: object) -> Reading[tuple[str, ...]]:
     return tuple(words for bit, words in _THROTTLES.items() if bits & bit)
 
 
-@dataclass(frozen=True)
-class _Traffic:
+class _Traffic(Struct, frozen=True):
     """Bytes sent and received over all NVLinks of a GPU until a moment of NVML's clock, in microseconds."""
 
     rx_bytes: int
