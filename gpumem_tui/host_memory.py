@@ -101,7 +101,7 @@ def limit(pid: int | str = "self", group: MemoryGroup | None = None) -> MemoryLi
 
 
 def left_bytes(pid: int | str = "self") -> int | None:
-    """Return how much more host memory a process may hold: up to its limit, and of what the machine has free."""
+    """Return the bytes it can still take: the smaller of (limit − held) and the machine's available memory."""
     bound, held = limit(pid), resident_bytes(pid)
     available = _counter(_PROC / "meminfo", "MemAvailable:")
     found = [] if available is None else [available * 1024]

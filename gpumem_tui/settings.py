@@ -161,7 +161,7 @@ def load(path: Path | None = None) -> Settings:
         raise SettingsError(f"{path}: there is no such file; `gpumem-tui settings` prints one") from error
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise SettingsError(f"{wanted}: cannot be read: {reason}") from error
+        raise SettingsError(f"{wanted}: cannot be read: {reason}; check that file") from error
     return parse(text, wanted.name)
 
 
@@ -182,7 +182,7 @@ def parse(text: str, name: str = "settings.toml") -> Settings:
         line = place[1] if place else len(text.splitlines())  # "at end of document"
         raise SettingsError(f"{name}:{line}: {str(error).partition(' (at ')[0]}") from error
     except RecursionError as error:
-        raise SettingsError(f"{name}: brackets within brackets, deeper than can be read") from error
+        raise SettingsError(f"{name}: too many nested brackets; `gpumem-tui settings` prints a valid file") from error
     faults = [(_line_of(key, text), fault) for key, fault in _faults(values, Settings) if fault]
     if faults:
         raise SettingsError("; ".join(f"{name}:{line}: {fault}" for line, fault in sorted(faults)))

@@ -53,9 +53,9 @@ gc.disable()
 
 @pytest.fixture(scope="session", autouse=True)
 def _simulated_device_is_registered() -> None:
-    """Tests share a process: a backward on the CPU in one must not come before the device is known.
+    """Tests share a process: a backward on the CPU in one must not come before the device exists.
 
-    What has been imported and collected by now stays: the garbage collector need not go through it again and again. It
+    Objects imported and collected by now stay: the garbage collector need not go through it again and again. It
     looks for cycles less often than it would in a program: in tests of screens that was a seventh of all work.
     """
     from gpumem_tui.simulator.device.gpu import register
@@ -78,7 +78,7 @@ START_COLD = interpreters.CommandServer.__init__
 
 @pytest.fixture(scope="session", autouse=True)
 def _warm_python(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Whatever asks for the interpreter of the tests to run a step gets one that starts with torch imported."""
+    """Every test that asks for an interpreter to run a step gets one that starts with torch imported."""
     WarmPython.comes_from(tmp_path_factory)
 
     def made(server: interpreters.CommandServer, program: str, directory: str, environment: Mapping[str, str]) -> None:
@@ -111,7 +111,7 @@ def fake_machine(nvml_stub: Path, tmp_path: Path) -> FakeMachine:
 
 @pytest.fixture
 def fake_nvml(fake_machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
-    """The same in this process: pynvml has the fake library loaded, as LD_LIBRARY_PATH at its start would have it."""
+    """The machine in this process: pynvml has the fake library, as with LD_LIBRARY_PATH set at its start."""
     import pynvml
 
     for name in ("NVML_STUB_SCENARIO", "NVML_STUB_CALLS"):
@@ -120,6 +120,6 @@ def fake_nvml(fake_machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setattr(pynvml, "nvmlLib", library)
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     yield fake_machine
-    fake_machine.show(Scenario())  # whatever hangs in the library returns
+    fake_machine.show(Scenario())  # everything that hangs in the library returns
     while library.nvmlShutdown() == pynvml.NVML_SUCCESS:
         pass

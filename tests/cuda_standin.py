@@ -70,12 +70,12 @@ class Machine:
         return json.dumps(asdict(self))
 
     def visible(self, uuids: Sequence[str]) -> Machine:
-        """What a process sees of it whose ``CUDA_VISIBLE_DEVICES`` has these, in their order."""
+        """The part that a process sees whose ``CUDA_VISIBLE_DEVICES`` has these, in their order."""
         by_uuid = {card.uuid: card for card in self.cards}
         return replace(self, cards=[by_uuid[uuid] for uuid in uuids])
 
     def driver(self, held: Sequence[int] = ()) -> Scenario:
-        """What NVML states: before this process uses any GPU, or while it holds so much of each."""
+        """NVML's answer: before this process uses any GPU, or while it holds so much of each."""
         gpus = []
         for card, own_bytes in zip(self.cards, held or [0] * len(self.cards), strict=True):
             others_bytes = card.others_later_bytes if own_bytes else card.others_bytes
@@ -105,7 +105,7 @@ class StandInAllocator(CachingAllocator):
         self._live: dict[int, Block] = {}
 
     def malloc(self, size_bytes: int, stream: int = 0) -> Block:
-        """As `malloc`; where there is no room, observers are told before the error is raised."""
+        """As `malloc`; where there is no room, observers run before the error is raised."""
         try:
             block = super().malloc(size_bytes, stream)
         except OutOfMemory:
@@ -247,7 +247,7 @@ class CudaStandIn:
         for index, card in enumerate(self.machine.cards):
             self.allocators.append(StandInAllocator(self, index, card))
 
-    # What `torch._C` answers
+    # Answers of `torch._C`
 
     def answers(self) -> dict[str, Callable[..., Any]]:
         """The functions of `torch._C`, by name."""
@@ -369,7 +369,7 @@ class CudaStandIn:
         allocator = self._of(device)
         return allocator.capacity_bytes - allocator.stats.reserved_bytes, allocator.card.total_bytes
 
-    # What a program does
+    # Calls of a program
 
     def try_workspace(self, size_bytes: int) -> None:
         """Ask for what may be refused and is done without, as cuDNN's trials do: no error leaves the C++."""
@@ -431,7 +431,7 @@ _REAL_NAMES = (
     "is_initialized", "is_available", "init", "_lazy_init", "_lazy_call", "current_device", "set_device",
     "device_count", "get_device_properties", "synchronize", "cudart", "_is_in_bad_fork",
 )  # fmt: skip
-"""Of `torch.cuda`: they are torch's own above the stand-in, as all of `torch.cuda.memory` is."""
+"""Functions of `torch.cuda`: they are torch's own above the stand-in, as all of `torch.cuda.memory` is."""
 
 
 class _Current:

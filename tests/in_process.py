@@ -53,7 +53,7 @@ def as_cuda(gpu: SimulatedGpu) -> Iterator[None]:
 
 
 def workload_of(spec: WorkloadSpec) -> Workload:
-    """What is trained: a model of the catalog, or a file's functions."""
+    """The training: a model of the catalog, or a file's functions."""
     if spec.shape is not None:
         return CatalogWorkload(spec.shape, spec.recipe)
     assert spec.file is not None

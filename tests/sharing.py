@@ -1,4 +1,4 @@
-"""What takes long to make is made once for all workers that the tests are divided among."""
+"""Objects that take long to make are made once for all workers of the tests."""
 
 from __future__ import annotations
 

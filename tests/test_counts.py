@@ -1,4 +1,4 @@
-"""What `.ci/counts` prints of a change, and which subjects `.ci/subjects` refuses, tried with a real repository."""
+"""The output of `.ci/counts` on a change, and which subjects `.ci/subjects` refuses, tried with a real repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every launcher is known whole: how its line shows how many processes, and what these read; ranks find their place."""
+"""Every launcher has all parts: how its line shows how many processes, and what these read; ranks find their place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a wheel takes along: every data file of the package has a pattern in pyproject.toml."""
+"""The contents of a wheel: every data file of the package has a pattern in pyproject.toml."""
 
 from __future__ import annotations
 

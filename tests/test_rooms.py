@@ -1,4 +1,4 @@
-"""What may import what: the map of gpumem_tui/README.md, and that it names every room."""
+"""Allowed imports: the map of gpumem_tui/README.md, and that it names every room."""
 
 from __future__ import annotations
 

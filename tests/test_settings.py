@@ -12,7 +12,7 @@ from gpumem_tui.settings import Notify, Settings, SettingsError, default_file, d
 
 
 def test_brackets_that_go_too_deep_are_one_line() -> None:
-    with pytest.raises(SettingsError, match=r"settings\.toml: brackets within brackets, deeper than can be read"):
+    with pytest.raises(SettingsError, match=r"settings\.toml: too many nested brackets"):
         parse("hosts = " + "[" * 5000)
 
 

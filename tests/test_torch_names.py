@@ -26,7 +26,7 @@ def is_private(name: str) -> bool:
 
 
 class Reader(ast.NodeVisitor):
-    """Reads the private names in a file: qualified where what they belong to is known, else alone."""
+    """Reads the private names in a file: qualified by their owner if there is one, else alone."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.qualified: set[str] = set()

@@ -1,12 +1,12 @@
 """A Python that has torch imported: for each script that a test runs, a process is forked from it instead of started.
 
-Importing torch takes longer than all else that most scripts do. What is started in its stead is `_CLIENT`, an
+Importing torch takes longer than all else that most scripts do. Its replacement is `_CLIENT`, an
 executable called ``python``: it hands its arguments, environment, directory and open files to the server, waits, and
 ends as the forked process does. That one goes through what an interpreter does as it starts: `sitecustomize` is
 imported, torch seems not to be, and importing it is what is waited for. Libraries that look for a GPU as they are
-imported are not imported beforehand. What trains with transformers is forked from a second server, which has that too
-and is forked from the first one when it is first wanted; likewise for what really trains, whose optimizer loads torch's
-compiler.
+imported are not imported beforehand. Programs that train with transformers are forked from a second server, which has
+that too and is forked from the first one when it is first wanted; likewise for what really trains, whose optimizer
+loads torch's compiler.
 
 All workers that the tests are divided among share one server. It ends with the process that started them.
 """
@@ -102,7 +102,7 @@ _BEFOREHAND = (
     "gpumem_tui.simulator.cuda.presented",
     "gpumem_tui.simulator.fast.repeats",
 )
-"""What scripts and libraries import sooner or later, and what does not look for a GPU."""
+"""Modules that scripts and libraries import sooner or later, and that do not look for a GPU."""
 
 _FURTHER = {
     TRANSFORMERS: ("datasets", "transformers.models.llama.modeling_llama"),
@@ -191,7 +191,7 @@ def serve(listener_fd: int, ends_with: int) -> CodeType:
 
 
 def _serve_further(requests: socket.socket, names: Sequence[str]) -> CodeType:
-    """Do the same with more imported, for what the first server hands on, until that ends."""
+    """Do this with more imported, for what the first server hands on, until that ends."""
     _import_all(names)
     while True:
         message, descriptors, _, _ = socket.recv_fds(requests, _LARGEST_MESSAGE, _MOST_FILES)
@@ -331,7 +331,7 @@ def _leave() -> None:
 
 
 class _Stash:
-    """Finds modules that have been imported and seem not to be: importing one gives back the same."""
+    """Finds modules that have been imported and seem not to be: importing one gives that object back."""
 
     def __init__(self, modules: dict[str, ModuleType]) -> None:
         self._modules = modules

@@ -72,13 +72,13 @@ def start_in_terminal(command: Sequence[str]) -> TerminalCommand:
 
 def _started(command: Sequence[str], begin: Callable[[], _T]) -> _T:
     if shutil.which(command[0]) is None and os.sep not in command[0]:
-        raise CannotRun(f"there is no command {command[0]} in PATH", 127)
+        raise CannotRun(f"there is no command {command[0]} in PATH; write its path, or run `which {command[0]}`", 127)
     try:
         return begin()
     except FileNotFoundError as error:
-        raise CannotRun(f"{command[0]}: {error.strerror}", 127) from error
+        raise CannotRun(f"{command[0]}: {error.strerror}; check its path", 127) from error
     except OSError as error:
-        raise CannotRun(f"{command[0]} cannot be run: {error.strerror}", 126) from error
+        raise CannotRun(f"{command[0]} cannot be run: {error.strerror}; see `ls -l {command[0]}`", 126) from error
 
 
 # Why processes that might train publish nothing, as far as that shows from outside

@@ -24,7 +24,16 @@ from pathlib import Path
 import msgspec
 
 from gpumem_tui.attach import bootstrap, ptrace
-from gpumem_tui.attach.target import AttachRefused, NotAttached, Target, is_being_attached_to, named, refusal
+from gpumem_tui.attach.target import (
+    INSTEAD,
+    LIST_LIVING,
+    AttachRefused,
+    NotAttached,
+    Target,
+    is_being_attached_to,
+    named,
+    refusal,
+)
 from gpumem_tui.memory import Unknown
 from gpumem_tui.probe.files import Folder, WireError
 from gpumem_tui.text import printable, shortened
@@ -34,6 +43,9 @@ RemoteExec = Callable[[int, str], None]
 REMOTE_EXEC: RemoteExec | None = getattr(sys, "remote_exec", None)
 """`sys.remote_exec` of Python 3.14 and later (PEP 768)."""
 
+WATCH_IT = "`gpumem-tui watch` shows it then"
+FIX_FOLDER = "see `gpumem-tui doctor`"
+"""The remedy for a folder of probes that cannot be used."""
 _PACKAGE = Path(__file__).resolve().parent.parent
 PROBE_FILES = (
     "__init__.py",
@@ -121,7 +133,7 @@ def attach(target: Target, timeout_s: float, remote_exec: RemoteExec | None = RE
                 script.unlink()
                 if isinstance(error, PermissionError):
                     raise refusal(target.host) from None
-                raise AttachRefused(f"the Python of {target.host.title} does not take it: {error}") from error
+                raise AttachRefused(f"the Python of {target.host.title} does not take it: {error}", INSTEAD) from error
             answer = _wait_for_answer(target, name, timeout_s, -1)  # the script removes itself, whenever it runs
             pause_s: float | Unknown = Unknown("not measured: the interpreter chose the moment")
         else:
@@ -194,13 +206,15 @@ def _inject(target: Target, payload: str) -> ptrace.CallAnswer:
         if not reply["error"] and reply["result"] == 0:
             return reply
         if reply["errno"] == errno.ESRCH:
-            raise AttachRefused(f"{target.host.title} has ended")
+            raise AttachRefused(f"{target.host.title} has ended", LIST_LIVING)
         host = hosts.find(target.host.pid, target.host.proc.parent) or target.host
         attempt += not is_being_attached_to(host) or time.monotonic() > deadline
         time.sleep(_POLL_S)  # another attach was at it, or it was in the few instructions that cannot be entered twice
     if reply["errno"] in (errno.EPERM, errno.EACCES):
         raise refusal(target.host)
-    raise AttachFailed(f"{target.host.title}: {reply['error'] or 'its interpreter takes no more pending calls'}")
+    raise AttachFailed(
+        f"{target.host.title}: {reply['error'] or 'its interpreter takes no more pending calls'}", INSTEAD
+    )
 
 
 def request(target: Target, payload: str) -> ptrace.PtraceRequest:
@@ -239,7 +253,7 @@ def _helper(request: ptrace.PtraceRequest) -> ptrace.CallAnswer:
     except ValueError:
         last = output.decode(errors="replace").strip().splitlines()
         how = shortened(last[-1], _LONGEST_WORD) if last else "without output"
-        raise AttachFailed(f"the program that attaches ended (code {code}): {how}") from None
+        raise AttachFailed(f"the program that attaches ended (code {code}): {how}", INSTEAD) from None
     return reply
 
 
@@ -257,9 +271,9 @@ def _check_folder(target: Target) -> None:
     except FileNotFoundError:
         return  # the probe will make it
     except WireError as error:
-        raise AttachRefused(f"{target.host.title} could not publish: {error}") from None
+        raise AttachRefused(f"{target.host.title} could not publish: {error}", FIX_FOLDER) from None
     except OSError as error:
-        raise AttachRefused(f"{target.host.files.directory} cannot be read: {error.strerror}") from None
+        raise AttachRefused(f"{target.host.files.directory} cannot be read: {error.strerror}", FIX_FOLDER) from None
 
 
 def _folder(target: Target) -> Folder:
@@ -294,22 +308,26 @@ def _wait_for_answer(target: Target, name: str, timeout_s: float, waits_in: int)
         with suppress(FileNotFoundError, WireError, msgspec.MsgspecError), _folder(target) as folder:
             answer = msgspec.json.decode(folder.read(name, _ANSWER_LIMIT_BYTES), type=_Answer)
             if answer.problem:
-                raise AttachFailed(f"{title}: the probe could not start: {printable(answer.problem)}")
+                raise AttachFailed(f"{title}: the probe could not start: {printable(answer.problem)}", INSTEAD)
             if answer.state == bootstrap.LOADS_DATA:
                 raise _loads_data(target.host)
             if answer.state != bootstrap.IMPORTING_TORCH:
                 return answer
         if not (target.host.proc / "stat").exists():
-            raise AttachFailed(f"{title} has ended")
+            raise AttachFailed(f"{title} has ended", LIST_LIVING)
         is_idle = waits_in in _WAITS_FOR_INPUT and hosts.is_notebook(target.host)
         if is_idle and not answer and time.monotonic() > begin + _IDLE_NOTEBOOK_S:
-            raise StartsLater(f"{title} is a notebook that runs no cell now: the probe starts at the next cell")
+            raise StartsLater(
+                f"{title} is a notebook that runs no cell now: the probe starts at the next cell", "run a cell"
+            )
         time.sleep(_POLL_S)
     if answer:
         _leave_mark(target)
-        raise StartsLater(f"{title} still imports torch after {timeout_s:g} s: the probe starts when that is done")
+        raise StartsLater(
+            f"{title} still imports torch after {timeout_s:g} s: the probe starts when that is done", WATCH_IT
+        )
     found = hosts.trainers(target.host.pid, target.host.proc.parent)
-    instead = f"attach to its children that may train: {named(found)}" if found else ""
+    instead = f"attach to its children that may train: {named(found)}" if found else INSTEAD
     raise AttachFailed(_no_answer(target.host, timeout_s, waits_in), instead, found)
 
 

@@ -115,7 +115,9 @@ _VERSION_IN_PATH = re.compile(r"(?:python|cpython-)([23])\.?(\d{1,2})")
 _HELPER = os.path.join("attach", "ptrace.py")
 _OTHER_ATTACH_S, _POLL_S = 10.0, 0.01
 _C_LIBRARY = re.compile(r"(libc|ld-musl)[-.]")  # libc.so.6, libc-2.31.so, ld-musl-x86_64.so.1
-_INSTEAD = "start it with `gpumem-tui run -- COMMAND`, or add `import gpumem_tui; gpumem_tui.attach()` to its code"
+LIST_LIVING = "`gpumem-tui monitor --once` lists the processes that train"
+"""The remedy for a process that nothing can be put into."""
+INSTEAD = "start it with `gpumem-tui run -- COMMAND`, or add `import gpumem_tui; gpumem_tui.attach()` to its code"
 
 
 class NotAttached(Exception):
@@ -125,8 +127,8 @@ class NotAttached(Exception):
         instead: the processes to attach to instead: its children that train.
     """
 
-    def __init__(self, reason: str, remedy: str = "", instead: tuple[hosts.Host, ...] = ()) -> None:
-        super().__init__(f"{reason}; {remedy}" if remedy else reason)
+    def __init__(self, reason: str, remedy: str, instead: tuple[hosts.Host, ...] = ()) -> None:
+        super().__init__(f"{reason}; {remedy}")
         self.reason = reason
         self.remedy = remedy
         self.instead = instead
@@ -164,10 +166,10 @@ def inspect(pid: int, proc: Path = hosts.PROC) -> Target:
     """
     host = hosts.find(pid, proc)
     if host is None:
-        raise AttachRefused(f"there is no process {pid}")
+        raise AttachRefused(f"there is no process {pid}", LIST_LIVING)
     _check_state(host)
     if host.is_kernel_thread:
-        raise AttachRefused(f"{host.title} is a thread of the kernel, no Python process")
+        raise AttachRefused(f"{host.title} is a thread of the kernel, no Python process", LIST_LIVING)
     if hosts.is_launcher(host):
         found = hosts.trainers(host.pid, host.proc.parent)
         remedy = f"attach to {named(found)}" if found else "attach to the processes that it starts, once they train"
@@ -176,22 +178,25 @@ def inspect(pid: int, proc: Path = hosts.PROC) -> Target:
         mapped = mappings(host.proc)
         python = _python_version(mapped)
         if python is not None and python < OLDEST_PYTHON:
-            raise AttachRefused(f"{host.title} runs Python {python[0]}.{python[1]}; the probe needs 3.9 or later")
+            raise AttachRefused(
+                f"{host.title} runs Python {python[0]}.{python[1]}; the probe needs 3.9 or later",
+                "train with a newer Python",
+            )
         functions = _python_functions(host, mapped)
         with (host.proc / "mem").open("rb", buffering=0) as memory:
             for symbol in functions.values():
                 memory.seek(symbol.address)
                 if memory.read(len(symbol.code)) != symbol.code:
-                    raise AttachRefused(f"the Python of {host.title} was replaced since it started", _INSTEAD)
+                    raise AttachRefused(f"the Python of {host.title} was replaced since it started", INSTEAD)
         map_memory, signal_return = _of_c_library(host, mapped)
     except PermissionError:
         raise refusal(host) from None
     except (FileNotFoundError, ProcessLookupError):
-        raise AttachRefused(f"{host.title} has ended") from None
+        raise AttachRefused(f"{host.title} has ended", LIST_LIVING) from None
     except OSError as error:  # EIO: it unmaps that memory just now, or ends
-        raise AttachRefused(f"the memory of {host.title} cannot be read: {error.strerror}", _INSTEAD) from None
+        raise AttachRefused(f"the memory of {host.title} cannot be read: {error.strerror}", INSTEAD) from None
     if platform.machine() != "x86_64":
-        raise AttachRefused(f"attaching works on x86-64 only, and this machine is {platform.machine()}", _INSTEAD)
+        raise AttachRefused(f"attaching works on x86-64 only, and this machine is {platform.machine()}", INSTEAD)
     ready, add, run = (functions[name].address for name in _FUNCTIONS)
     return Target(
         host=host,
@@ -216,25 +221,23 @@ def why_not_allowed(host: hosts.Host, our_uid: int, ptrace_scope: int, protected
         owner = user_name(host.uid)
         return AttachRefused(f"{host.title} belongs to user {owner}, and only that user or root may attach", sudo)
     if ptrace_scope >= 3:
-        return AttachRefused(
-            "the kernel forbids attaching until the next boot (kernel.yama.ptrace_scope = 3)", _INSTEAD
-        )
+        return AttachRefused("the kernel forbids attaching until the next boot (kernel.yama.ptrace_scope = 3)", INSTEAD)
     if ptrace_scope == 2 and our_uid != 0:
-        return AttachRefused("only root may attach here (kernel.yama.ptrace_scope = 2)", f"{sudo}, or {_INSTEAD}")
+        return AttachRefused("only root may attach here (kernel.yama.ptrace_scope = 2)", f"{sudo}, or {INSTEAD}")
     if protected:
-        return AttachRefused(f"{host.title} is protected against debuggers (not dumpable)", f"{sudo}, or {_INSTEAD}")
+        return AttachRefused(f"{host.title} is protected against debuggers (not dumpable)", f"{sudo}, or {INSTEAD}")
     if ptrace_scope == 1 and our_uid != 0:
         return AttachRefused(
             "only a parent may attach to a process here (kernel.yama.ptrace_scope = 1)",
-            f"{sudo}, or `sudo sysctl kernel.yama.ptrace_scope=0`, or {_INSTEAD}",
+            f"{sudo}, or `sudo sysctl kernel.yama.ptrace_scope=0`, or {INSTEAD}",
         )
     if not hosts.is_python(host, hosts.loaded(host)):
         return AttachRefused(
-            f"{host.title} is no Python process by its name, and the kernel does not let us look into it"
+            f"{host.title} is no Python process by its name, and the kernel does not let us look into it", sudo
         )
     return AttachRefused(
         f"the kernel does not let us attach to {host.title}",
-        f"in a container, give it `--cap-add SYS_PTRACE`; or {_INSTEAD}",
+        f"in a container, give it `--cap-add SYS_PTRACE`; or {INSTEAD}",
     )
 
 
@@ -262,7 +265,7 @@ def named(found: tuple[hosts.Host, ...]) -> str:
 
 def _check_state(host: hosts.Host) -> None:
     if host.state == "Z":
-        raise AttachRefused(f"{host.title} has ended")
+        raise AttachRefused(f"{host.title} has ended", LIST_LIVING)
     deadline = time.monotonic() + _OTHER_ATTACH_S
     while is_being_attached_to(host) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
@@ -270,7 +273,7 @@ def _check_state(host: hosts.Host) -> None:
     if host.tracer_pid:
         tracer = hosts.find(host.tracer_pid, host.proc.parent)
         by = tracer.title if tracer is not None else f"PID {host.tracer_pid}"
-        raise AttachRefused(f"{host.title} is being debugged by {by}", "end the debugger first")
+        raise AttachRefused(f"{host.title} is being debugged by {by}", f"end that first: `kill {host.tracer_pid}`")
     if host.state == "T":
         raise AttachRefused(f"{host.title} is stopped", f"let it continue first: `kill -CONT {host.pid}`")
 
@@ -282,14 +285,16 @@ def _python_functions(host: hosts.Host, mapped: tuple[Mapping, ...]) -> dict[str
     candidates = [path for path in first if path == executable or "python" in Path(path).name.lower()]
     for path in candidates:
         if path.endswith(" (deleted)"):
-            raise AttachRefused(f"the Python of {host.title} was replaced since it started", _INSTEAD)
+            raise AttachRefused(f"the Python of {host.title} was replaced since it started", INSTEAD)
         found = symbols(host.proc, first[path], _FUNCTIONS)
         if len(found) == len(_FUNCTIONS):
             return found
     if any("python" in Path(path).name.lower() for path in candidates):
-        raise AttachRefused(f"the Python of {host.title} exports no functions (a static build)", _INSTEAD)
+        raise AttachRefused(f"the Python of {host.title} exports no functions (a static build)", INSTEAD)
     below = hosts.trainers(host.pid, host.proc.parent)
-    raise AttachRefused(f"{host.title} is no Python process", f"attach to {named(below)}" if below else "", below)
+    raise AttachRefused(
+        f"{host.title} is no Python process", f"attach to {named(below)}" if below else LIST_LIVING, below
+    )
 
 
 def _of_c_library(host: hosts.Host, mapped: tuple[Mapping, ...]) -> tuple[int, int]:
@@ -304,7 +309,7 @@ def _of_c_library(host: hosts.Host, mapped: tuple[Mapping, ...]) -> tuple[int, i
                     at = os.pread(memory.fileno(), code.end - code.start, code.start).find(SIGNAL_RETURN)
                     if at >= 0:
                         return found["mmap"].address, code.start + at
-    raise AttachRefused(f"the C library of {host.title} is not one that the probe can be put into", _INSTEAD)
+    raise AttachRefused(f"the C library of {host.title} is not one that the probe can be put into", INSTEAD)
 
 
 def _python_version(mapped: tuple[Mapping, ...]) -> tuple[int, int] | None:

@@ -96,7 +96,7 @@ def seen(words: str) -> Calibration:
                 stages=sizes,
                 is_learned=True,
             )
-    raise CatalogError(f"{words!r} is no GPU, its bytes, driver, torch, least and most bytes, with commas between")
+    raise CatalogError(f"{words!r}: write GPU, its bytes, driver, torch, least and most bytes, with commas between")
 
 
 def is_known(new: Calibration, kept: Iterable[Calibration]) -> bool:
@@ -122,7 +122,9 @@ def load(path: Path | None = None) -> tuple[Calibration, ...]:
             return ()
         raise CatalogError(f"{wanted}: there is no such file; {_SUGGESTION}") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise CatalogError(f"{wanted}: cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}") from error
+        raise CatalogError(
+            f"{wanted}: cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}; {_SUGGESTION}"
+        ) from error
     except msgspec.ValidationError as error:
         raise CatalogError(f"{wanted}: is no calibration: {error}; {_SUGGESTION}") from error
     calibrations = tuple(found.get("calibration", ()))

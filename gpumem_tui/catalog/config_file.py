@@ -104,11 +104,11 @@ def read_config_file(path: str | Path, *, offline: bool = False) -> ConfigFile:
         file = _file(given)
         values: object = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise CatalogError(f"cannot read {error.filename or given}: {error.strerror}") from error
+        raise CatalogError(f"cannot read {error.filename or given}: {error.strerror}; check the path") from error
     except (ValueError, RecursionError) as error:
-        raise CatalogError(f"{file} is not valid JSON: {error}") from error
+        raise CatalogError(f"{file} is not valid JSON, correct it: {error}") from error
     if not isinstance(values, dict):
-        raise CatalogError(f"{file} is not a model's configuration: expected a JSON object")
+        raise CatalogError(f"{file} is not a model's configuration; name a config.json that holds one JSON object")
     absolute = Path(os.path.abspath(file))
     return ConfigFile(str(absolute), _name(absolute), values)
 

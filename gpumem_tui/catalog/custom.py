@@ -15,7 +15,7 @@ from gpumem_tui.settings import load
 
 CUSTOM = "custom"
 _ASSUMED_ARCHITECTURE = "sm_80"
-"""Of a GPU whose architecture is not said: the A100's."""
+"""The architecture of a GPU that names none: the A100's."""
 _OLDEST, _NEWEST = (6, 0), (12, 1)
 _LEAST_BYTES, _MOST_BYTES = GIB, 4096 * GIB
 _LIKE_IN_SIZE = 2.5
@@ -77,7 +77,7 @@ def _made(
         raise CatalogError(f"memory {error}") from error
     if not _LEAST_BYTES <= total_bytes <= _MOST_BYTES:
         most = size_text(_MOST_BYTES)
-        raise CatalogError(f"memory must be from {size_text(_LEAST_BYTES)} to {most}, not {format_bytes(total_bytes)}")
+        raise CatalogError(f"give memory from {size_text(_LEAST_BYTES)} to {most}, not {format_bytes(total_bytes)}")
     capability, rocm = _architecture(arch or _ASSUMED_ARCHITECTURE, catalog)
     usual = rocm or "sm_{}{}".format(*capability)
     assumed = "" if arch else ", assumed"
@@ -107,13 +107,13 @@ def _architecture(text: str, catalog: Mapping[str, Gpu]) -> tuple[tuple[int, int
     if word.startswith("gfx"):
         known = {gpu.arch: gpu.compute_capability for gpu in catalog.values() if gpu.arch}
         if word not in known:
-            raise CatalogError(f"architecture {text!r} is not known; of AMD's those are: {', '.join(known)}")
+            raise CatalogError(f"architecture {text!r} is unknown; write one of AMD's: {', '.join(known)}")
         return known[word], word
     match = re.fullmatch(r"(?:sm_?|compute_)?(\d{1,2})\.?(\d)[af]?", word)
     capability = (int(match[1]), int(match[2])) if match else (0, 0)
     if not _OLDEST <= capability <= _NEWEST:
         least, most = ("sm_{}{}".format(*one) for one in (_OLDEST, _NEWEST))
-        raise CatalogError(f"architecture {text!r} is none from {least} to {most}, nor one of AMD's such as gfx942")
+        raise CatalogError(f"architecture {text!r} is unknown; write {least} to {most}, or one of AMD's such as gfx942")
     return capability, ""
 
 

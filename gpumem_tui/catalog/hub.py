@@ -202,7 +202,7 @@ def _keep(model: HubModel, answer: Fetched) -> Path:
     except (ValueError, RecursionError) as error:
         raise CatalogError(f"the {FILE} of {model.name} on {_endpoint()} is not valid JSON: {error}") from error
     if not isinstance(values, Mapping):
-        raise CatalogError(f"the {FILE} of {model.name} on {_endpoint()} is no JSON object")
+        raise CatalogError(f"the {FILE} of {model.name} on {_endpoint()} is no JSON object; name another model")
     said = model.commit or answer.headers.get("x-repo-commit", "")
     commit = said if _COMMIT.fullmatch(said) else hashlib.sha1(answer.body, usedforsecurity=False).hexdigest()
     file = model.folder / "snapshots" / commit / FILE

@@ -119,7 +119,7 @@ def find_gpu(name: str) -> Gpu:
         return gpus()[several[0]]
     if len(several) > 1:
         listed = ", ".join(f"{entry} ({format_bytes(gpus()[entry].total_bytes)})" for entry in several)
-        raise CatalogError(f"{name!r} is short for several GPUs: {listed}")
+        raise CatalogError(f"{name!r} is short for several GPUs, choose one: {listed}")
     return _found("GPU", name, gpus())
 
 
@@ -227,7 +227,9 @@ def shape_from_hf_config(config: Mapping[str, object], name: str) -> ModelShape:
     heads = config.get("architectures")
     if isinstance(heads, list) and heads and HEADS[str(model_type)] not in heads[:1]:
         head = printable(str(heads[0]))
-        raise NoClosedFormError(f"{name} is a {head}, and there is a formula for {HEADS[str(model_type)]} only")
+        raise NoClosedFormError(
+            f"{name} is a {head}; the formula is of {HEADS[str(model_type)]}: use `--python PATH` with transformers"
+        )
     newer = NEWER_KEYS.get(str(model_type), {})
     config = {**{old: config[key] for key, old in newer.items() if key in config}, **config}
     _check_keys(config, name, kind)
@@ -238,7 +240,9 @@ def shape_from_hf_config(config: Mapping[str, object], name: str) -> ModelShape:
         reason = str(error).removeprefix(f"{error.option}: ")  # what to change is in the file, not in an option
         raise CatalogError(f"the configuration of {name} cannot exist: {reason}") from error
     except ValueError as error:
-        raise NoClosedFormError(f"the configuration of {name} is not supported: {error}") from error
+        raise NoClosedFormError(
+            f"the configuration of {name} is not supported, use `--python PATH` with transformers: {error}"
+        ) from error
     return replace(shape, source=f"Hugging Face configuration, model_type {model_type}")
 
 
@@ -247,14 +251,16 @@ def _check_keys(config: Mapping[str, object], name: str, kind: type[HfConfig]) -
         key = field.encode_name
         if key not in config:
             if field.required:
-                raise NoClosedFormError(f"the configuration of {name} has no {key!r}")
+                raise NoClosedFormError(f"the configuration of {name} has no {key!r}: add it to the file")
             continue
         try:
             msgspec.convert(config[key], field.type)
         except msgspec.ValidationError as error:
             has = f"the configuration of {name} has {key!r} = {reprlib.repr(config[key])}"
             if str(error).startswith(_ANOTHER_WORD):
-                raise NoClosedFormError(f"{has}, for which there is no formula") from error
+                raise NoClosedFormError(
+                    f"{has}, which has no formula: use `--python PATH` with transformers"
+                ) from error
             raise CatalogError(f"{has}: {error}") from error
 
 
@@ -266,7 +272,7 @@ def _found(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
     if near:
         raise CatalogError(f"unknown {what} {name!r}: did you mean {', '.join(near)}?")
     some = names[:: max(1, len(names) // _SUGGESTIONS)][:_SUGGESTIONS]
-    raise CatalogError(f"unknown {what} {name!r}: the catalog has {len(names)}, such as {', '.join(some)}")
+    raise CatalogError(f"unknown {what} {name!r}: the catalog has {len(names)}, choose one such as {', '.join(some)}")
 
 
 def _near_misses(name: str, names: Iterable[str]) -> list[str]:

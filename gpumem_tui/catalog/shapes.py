@@ -362,7 +362,7 @@ class ModelShape:
         for name in sorted(self.record.fields):
             value = getattr(self, name)
             if value <= 0:
-                raise ShapeError(_option(name), f"must be at least 1, not {value}")
+                raise ShapeError(_option(name), f"give at least 1, not {value}")
         if self.record.has_attention:
             if not self.head_dim and self.hidden % self.heads:
                 raise ShapeError("--heads", f"{self.heads} heads do not divide a hidden size of {self.hidden}")

@@ -1,4 +1,4 @@
-"""The command line. What needs no parsing begins at once; for anything else click is imported."""
+"""The command line. Commands that need no parsing begin at once; the others import click."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COMPLETION = "_GPUMEM_TUI_COMPLETE"
 _MONITOR_FLAGS = {"--once": "once", "--json": "as_json"}
 """By flag what it sets: `monitor` with these alone is what scripts call every minute, and starts without click.
 
-Whatever else is on a line is click's to parse and to refuse.
+Click parses, and refuses, everything else on a line.
 """
 
 

@@ -1,4 +1,4 @@
-"""What was typed of machines to watch. Without click: commands that need no parsing start without it."""
+"""The typed options on machines to watch. Without click: commands that need no parsing start without it."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def _calibrate(python: str | None, path: Path | None, *, as_json: bool) -> int:
 
     listed = list_gpus()
     if isinstance(listed, Unknown):
-        return complain(f"--calibrate: {listed.reason}", EXIT_FAILED)
+        return complain(f"--calibrate: {listed.reason}; see `gpumem-tui doctor`", EXIT_FAILED)
     snapshot = machine_now()
     version = Unknown("the driver does not answer") if snapshot is None else snapshot.driver_version
     driver = version if isinstance(version, str) else "of unknown version"

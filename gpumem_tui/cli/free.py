@@ -147,7 +147,10 @@ def _looked(asked: _Asked, read: _Read) -> tuple[Mapping[str, Snapshot | str], _
             return found, enough, never
         problem = next((each for each in found.values() if isinstance(each, str)), "")
         if asked.runs:
-            say(problem or f"waiting for {counted(asked.count or 1, 'free GPU')}; `gpumem-tui free --explain` says why")
+            say(
+                problem
+                or f"waiting for {counted(asked.count or 1, 'free GPU')}; `gpumem-tui free --explain` gives the reason"
+            )
         time.sleep(asked.interval_s or _LOOK_S)
 
 

@@ -116,7 +116,7 @@ def _print_hosts(recording: GpuRecording) -> int:
 
     code = written(write)
     if not recording.has_reading:
-        complain(f"{recording.path} holds no reading: no host answered while it was made", 0)
+        complain(f"{recording.path} has no reading: no host answered; see `gpumem-tui monitor --host HOST --once`", 0)
     return complain(index.damage, code) if index.damage else code
 
 
@@ -218,5 +218,7 @@ def _recording(path: Path) -> GpuRecording:
 
     recording = GpuRecording(path)
     if next(iter(recording.pictures()), None) is None:
-        raise OptionError(f"--replay: {path} holds no reading that can be played")
+        raise OptionError(
+            f"--replay: {path} has no reading to play; record one with `gpumem-tui monitor --record FILE`"
+        )
     return recording

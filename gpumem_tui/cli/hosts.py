@@ -151,7 +151,9 @@ def watch_hosts(asked: AskedHosts) -> int:
 
     fleet, settings = _fleet_of(asked)
     if asked.allow_signals and settings.read_only:
-        raise OptionError("--allow-signals: the settings file has read_only = true, by which no process is ended")
+        raise OptionError(
+            "--allow-signals: the settings file has read_only = true; remove that line, or leave the option out"
+        )
     if not is_terminal() and asked.address is None and asked.record is None:
         raise OptionError("no terminal to draw on; `gpumem-tui monitor --host HOST --json` needs none")
     with ExitStack() as stack:

@@ -168,12 +168,12 @@ def predicted_size(config: SearchConfig, given: int | None) -> int:
     command = config.workload.command
     if command is None or command.takes_batch:
         if given is None:
-            raise click.UsageError("--batch-size: say which batch size to predict")
+            raise click.UsageError("--batch-size: give the batch size to predict, such as --batch-size 8")
         return given
     proposal = command.proposal
     if given is not None:
-        proposed = f": write {proposal.proposed}" if proposal is not None else ""
-        raise click.UsageError(f"--batch-size: the command has no {{batch}} to put it in{proposed}")
+        proposed = f": {proposal.proposed}" if proposal is not None else ""
+        raise click.UsageError(f"--batch-size: the command has no {{batch}} to put it in; write it there{proposed}")
     return 1 if proposal is None else proposal.batch_size
 
 
@@ -239,9 +239,9 @@ def _check_target(option: str, path: Path) -> None:
     if path.is_dir():
         raise OptionError(f"{option} {path}: is a folder; give the name of a file in it")
     if not folder.is_dir():
-        raise OptionError(f"{option} {path}: there is no folder {folder}")
+        raise OptionError(f"{option} {path}: there is no folder {folder}; make it with `mkdir -p {folder}`")
     if not os.access(folder, os.W_OK):
-        raise OptionError(f"{option} {path}: no permission to write in {folder}")
+        raise OptionError(f"{option} {path}: no permission to write in {folder}; name a file elsewhere")
 
 
 def _write_prediction(prediction: Prediction, batch_size: int, path: Path) -> int:
@@ -256,6 +256,6 @@ def _write_prediction(prediction: Prediction, batch_size: int, path: Path) -> in
     try:
         write_snapshot(recording, path)
     except OSError as error:
-        return complain(f"--snapshot {path}: cannot be written: {error.strerror}", EXIT_FAILED)
+        return complain(f"--snapshot {path}: cannot be written: {error.strerror}; name a file elsewhere", EXIT_FAILED)
     end = "" if recording.fits else f", up to where {format_bytes(recording.events.sizes[-1])} no longer fit"
     return complain(f"{path}: {len(recording.events):,} events of the simulated run{end}; `gpumem-tui look {path}`", 0)

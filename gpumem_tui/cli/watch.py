@@ -241,14 +241,17 @@ def _publishing(watcher: Watcher) -> set[int]:
 def does_not_publish(pid: int) -> int:
     """Say why there is nothing to read of a process; the exit code."""
     from gpumem_tui.attach.launch import why_silent
+    from gpumem_tui.attach.target import LIST_LIVING
     from gpumem_tui.watch import hosts
 
     host = hosts.find(pid)
     if host is None:
-        return complain(f"there is no process {pid}, and none that ended has left anything", EXIT_BAD_INPUT)
+        return complain(
+            f"there is no process {pid}, and none that ended has left anything; {LIST_LIVING}", EXIT_BAD_INPUT
+        )
     children = ", ".join(str(child.pid) for child in hosts.trainers(pid))
     instead = f"; its children that may train: {children}" if children else ""
-    return complain(f"{host.title} does not publish (yet): {why_silent(host)}{instead}", EXIT_FAILED)
+    return complain(f"{host.title} has no probe yet: {why_silent(host)}{instead}", EXIT_FAILED)
 
 
 def _run_on_screen(command: tuple[str, ...]) -> int:

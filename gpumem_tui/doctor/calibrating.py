@@ -105,7 +105,9 @@ def calibrate(gpu: RealGpu, driver: str, python: str, say: Callable[[str], None]
     if eager:
         say(f"all kernels loaded at the start: {max(eager) / (1 << 20):,.0f} MiB")
     if not stages or min(stages.values()) <= 0:
-        raise NotCalibrated("the driver's figures did not grow as the child came up: it does not say what is used here")
+        raise NotCalibrated(
+            "the driver does not report used memory here; give the figure by hand: `--context-bytes 500MiB`"
+        )
     return Calibration(
         gpu=gpu.name,
         total_bytes=gpu.total_bytes,
@@ -146,7 +148,8 @@ def _stages(gpu: RealGpu, python: str, which: str, environment: dict[str, str]) 
                 child.stdin.flush()
         if not reached:
             said = child.stderr.read().strip().splitlines() if child.stderr is not None else []
-            raise NotCalibrated(f"{python} did not reach CUDA: {said[-1] if said else 'it said nothing'}")
+            why = said[-1] if said else "it printed nothing"
+            raise NotCalibrated(f"{python} did not reach CUDA: {why}; see `gpumem-tui doctor --python {python}`")
 
 
 @contextmanager
@@ -171,7 +174,7 @@ def _used_bytes(gpu: RealGpu) -> int:
         raise NotCalibrated(found.reason)
     now = next((one for one in found if one.uuid == gpu.uuid), None)
     if now is None:
-        raise NotCalibrated(f"GPU {gpu.index} does not answer any more")
+        raise NotCalibrated(f"GPU {gpu.index} no longer answers; see `gpumem-tui doctor`")
     if len(now.pids) > 1:
         raise NotCalibrated(f"GPU {gpu.index} is in use by another process since; try when it is free")
     return now.used_bytes

@@ -61,12 +61,20 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """The outcome of one check, in words. `remedy` is empty where there is nothing to fix."""
+    """The outcome of one check, in words.
+
+    Attributes:
+        remedy: the command to type, or the file to change; required for a warning and a failure.
+    """
 
     name: str
     status: Status
     found: str
     remedy: str = ""
+
+    def __post_init__(self) -> None:
+        if self.status in (Status.WARN, Status.FAIL) and not self.remedy:
+            raise ValueError(f"{self.name} has no remedy")
 
 
 @dataclass(frozen=True)
@@ -144,8 +152,10 @@ def driver_check(system: System, snapshot: Snapshot | None) -> Check:
         return Check("driver", Status.OK, ", ".join(versions))
     if asked.is_on_bus(system.root) or not snapshot.problem.startswith((asked.no_driver, asked.not_loaded)):
         found, _, remedy = snapshot.problem.partition(": ")
-        return Check("driver", Status.FAIL, found, remedy)
-    return Check("driver", Status.SKIP, f"no {asked.brand} GPU here; --gpu sim:NAME simulates one")
+        return Check("driver", Status.FAIL, found, remedy or f"see {asked.kernel_log}")
+    return Check(
+        "driver", Status.SKIP, f"no {asked.brand} GPU here; `gpumem-tui search --gpu sim:h100-80gb` simulates one"
+    )
 
 
 def other_drivers_checks(snapshot: Snapshot) -> Iterator[Check]:
@@ -161,13 +171,13 @@ def other_drivers_checks(snapshot: Snapshot) -> Iterator[Check]:
         elif driver.problem.startswith(whose.not_loaded):
             yield Check(whose.driver, Status.SKIP, f"{found}; to watch {whose.brand} GPUs too, {remedy}")
         else:
-            yield Check(whose.driver, Status.FAIL, found, remedy)
+            yield Check(whose.driver, Status.FAIL, found, remedy or f"see {whose.kernel_log}")
 
 
 def gpus_check(gpus: Sequence[GpuReading]) -> Check:
     """Check whether there are GPUs and all of them answer."""
     if not gpus:
-        remedy = f"in a container, {vendor().in_containers}"
+        remedy = f"see `{vendor().tool}`; in a container, {vendor().in_containers}"
         return Check("GPUs", Status.WARN, "the driver runs, but lists no GPU", remedy)
     models = ", ".join(f"{count} × {name}" for name, count in Counter(gpu.name for gpu in gpus).items())
     silent = [gpu for gpu in gpus if gpu.state is not DeviceState.OK]
@@ -177,7 +187,7 @@ def gpus_check(gpus: Sequence[GpuReading]) -> Check:
             "GPUs",
             Status.FAIL,
             f"{models}; {reasons}",
-            f"see {of_brand(silent[0].vendor).faults_log}; reset it, or reboot",
+            f"see {of_brand(silent[0].vendor).faults_log}; then `sudo reboot`",
         )
     return Check("GPUs", Status.OK, models)
 
@@ -190,14 +200,17 @@ def processes_check(gpus: Sequence[GpuReading]) -> Check:
     unread = {index: listed.reason for index, listed in lists.items() if isinstance(listed, Unknown)}
     if unread:
         reasons = ", ".join(sorted(set(unread.values())))
-        return Check("processes", Status.WARN, f"no process list on GPU {_listed(unread)}: {reasons}", "run it as root")
+        return Check(
+            "processes", Status.WARN, f"no process list on GPU {_listed(unread)}: {reasons}", "`sudo gpumem-tui doctor`"
+        )
     processes = [process for listed in lists.values() if not isinstance(listed, Unknown) for process in listed]
     foreign = [process.host.reason for process in processes if isinstance(process.host, Unknown)]
     if foreign:
-        remedy = "see all processes: outside of containers, or in one started with --pid=host"
+        remedy = "run gpumem-tui outside the container, or start that with `docker run --pid=host`"
         return Check("processes", Status.WARN, f"{len(foreign)} not found here: {foreign[0]}", remedy)
     if any(isinstance(process.used_bytes, Unknown) for process in processes):
-        return Check("processes", Status.WARN, "the driver does not tell memory by process (WSL, MIG or vGPU)")
+        found = "the driver does not report memory by process (WSL, MIG or vGPU)"
+        return Check("processes", Status.WARN, found, "`gpumem-tui run -- COMMAND` measures your training")
     found = f"{len(processes)}, each with its memory" if processes else "none now; the lists can be read"
     return Check("processes", Status.OK, found)
 
@@ -230,7 +243,7 @@ def container_check(system: System) -> Check:
 def terminal_check(system: System) -> Check:
     """Check whether the screen can be drawn as it was meant."""
     if not system.is_terminal:
-        return Check("terminal", Status.SKIP, "none: the screen needs one, --json and --once do not")
+        return Check("terminal", Status.SKIP, "none: the screen needs one; `gpumem-tui monitor --once` does not")
     columns, lines = system.size
     term = system.environ.get("TERM", "")
     place = " in tmux" if "TMUX" in system.environ else ""
@@ -238,14 +251,14 @@ def terminal_check(system: System) -> Check:
     size = f"{columns}×{lines}" if columns and lines else "size unknown"
     found = f"{size}, {term or 'TERM unset'}{place}, {colours}, {system.encoding}"
     if term in ("", "dumb"):
-        return Check("terminal", Status.FAIL, found, "set TERM to what your terminal is, such as xterm-256color")
+        return Check("terminal", Status.FAIL, found, "`export TERM=xterm-256color`, or the name of your terminal")
     if system.encoding.lower().replace("-", "") != "utf8":
-        return Check("terminal", Status.WARN, found, "set LANG to a UTF-8 locale; until then the screen is ASCII")
+        return Check("terminal", Status.WARN, found, "`export LANG=C.UTF-8`; until then the screen is ASCII")
     if colours == "16 colours":
-        remedy = "`set -g default-terminal tmux-256color` in ~/.tmux.conf" if place else "TERM=xterm-256color"
+        remedy = "`set -g default-terminal tmux-256color` in ~/.tmux.conf" if place else "`export TERM=xterm-256color`"
         return Check("terminal", Status.WARN, found, f"for more colours: {remedy}")
     if 0 < columns < 80 or 0 < lines < 24:
-        return Check("terminal", Status.WARN, found, "80×24 shows everything")
+        return Check("terminal", Status.WARN, found, "enlarge it to 80×24, then `gpumem-tui`")
     return Check("terminal", Status.OK, found)
 
 
@@ -262,7 +275,7 @@ def attach_check(system: System) -> Check:
         remedy = "`sudo gpumem-tui attach PID`, or `sudo sysctl kernel.yama.ptrace_scope=0`"
         return Check("attach", Status.WARN, f"needs root here (kernel.yama.ptrace_scope = {scope})", remedy)
     if system.uid == 0 and not _may_trace(system.root):
-        remedy = "start the container with --cap-add SYS_PTRACE"
+        remedy = "start the container with `docker run --cap-add SYS_PTRACE`"
         return Check("attach", Status.WARN, "this root has no CAP_SYS_PTRACE", remedy)
     whose = "any user's" if system.uid == 0 else "your own"
     return Check("attach", Status.OK, f"may attach to {whose} processes")
@@ -275,7 +288,9 @@ def probe_directory_check() -> Check:
 
     folder = default_directory()
     if reason := why_unusable(folder):
-        return Check("probe directory", Status.FAIL, reason, "set GPUMEM_TUI_DIR to another folder")
+        return Check(
+            "probe directory", Status.FAIL, reason, "`export GPUMEM_TUI_DIR=FOLDER` where you train and where you watch"
+        )
     found = str(folder) if folder.exists() else f"{folder} is made when it is needed"
     return Check("probe directory", Status.OK, found)
 
@@ -303,19 +318,28 @@ def torch_check(python: str | None, *, has_gpu: bool) -> Check:
     facts = _ask(interpreter)
     bad = Status.FAIL if python is not None else Status.WARN
     if facts.error:
-        remedy = "`pip install torch` there, or --python PATH of the environment that has it"
+        remedy = f"`{interpreter} -m pip install torch`, or `gpumem-tui doctor --python PATH`"
         return Check("torch", bad, f"{interpreter}: {facts.error}", remedy)
     found = f"{facts.torch}, Python {facts.python}"
     if (facts.usable or not has_gpu) and (reason := too_old(facts.torch)):
-        remedy = "upgrade it there, or --python PATH of a newer one; `predict` and `plan` answer by formula without"
+        remedy = (
+            f"`{interpreter} -m pip install --upgrade torch`, or --python PATH; `predict` and `plan` answer by formula"
+        )
         return Check("torch", Status.WARN if facts.usable else bad, f"{found}: {reason}", remedy)
     if facts.usable:
         return Check("torch", Status.OK, f"{found}, CUDA {facts.cuda}")
     if not has_gpu:
         return Check("torch", Status.OK, f"{found}, no GPU to use: steps run on the simulated one")
     if facts.cuda is None:
-        return Check("torch", bad, f"{found}, built without CUDA", "install a CUDA build: https://pytorch.org")
-    remedy = f"the driver may be too old for it: compare `{vendor().tool}`'s CUDA version; see CUDA_VISIBLE_DEVICES too"
+        return Check(
+            "torch",
+            bad,
+            f"{found}, built without CUDA",
+            "install a CUDA build by the line of https://pytorch.org/get-started/locally",
+        )
+    remedy = (
+        f"compare the CUDA version of `{vendor().tool}` (the driver may be too old); see `echo $CUDA_VISIBLE_DEVICES`"
+    )
     return Check("torch", bad, f"{found}, CUDA {facts.cuda}: cannot use a GPU", remedy)
 
 

@@ -158,7 +158,7 @@ def targets(shape: ModelShape, recipe: Recipe) -> frozenset[str]:
         if name not in names:
             raise ShapeError(
                 "--lora-targets",
-                f"{shape.name} has no {name or 'layer without a name'}: {ALL_LINEAR}, or some of {','.join(names)}",
+                f"{shape.name} has no {name or 'nameless layer'}: write {ALL_LINEAR}, or some of {','.join(names)}",
             )
     return frozenset(wanted)
 
@@ -241,12 +241,12 @@ class Counts:
     """Values of a network's weights, as its rows count them.
 
     Attributes:
-        trained, frozen: with a gradient, and without one, unquantized. `quantized_bytes`: of the others.
-        head: of a language model's vocabulary projection where that is trained; 0 otherwise.
-        copied, copied_in_block: that autocast copies in 16 bits: of the network, and of its largest block.
-        gathered: held whole at once under ZeRO-3, or as backward ends under FSDP2's ZeRO-2; 0 under less.
-        gathered_bytes: of them as they are kept.
-        block: of the largest block; 0 where it is not needed.
+        trained, frozen: unquantized values with a gradient, and without one. `quantized_bytes`: bytes of the others.
+        head: values of a language model's vocabulary projection if that is trained; else 0.
+        copied, copied_in_block: values that autocast casts to 16 bits: in the whole network; in its largest block.
+        gathered: parameters unsharded at the same time (ZeRO-3), or at the end of backward (FSDP2 as ZeRO-2); else 0.
+        gathered_bytes: their bytes as stored.
+        block: values of the largest block; 0 if not needed.
     """
 
     trained: int
@@ -298,7 +298,7 @@ def gathered_parameters(shape: ModelShape) -> int:
 
 
 def with_largest_blocks(shape: ModelShape, blocks: int) -> ModelShape:
-    """Return the network with no more than so many of its blocks, the largest.
+    """Return the shape cut to its `blocks` largest blocks.
 
     Blocks with experts count as larger.
     """

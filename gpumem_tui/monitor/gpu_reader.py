@@ -34,7 +34,7 @@ _STUCK_AFTER_S = 0.8
 """A GPU whose reading takes longer is stale."""
 
 _APART_SHARE = 0.1
-"""Of two sizes of one process: less may be what it took between two calls."""
+"""Tolerance of two sizes of one process: a smaller difference may arise between two calls."""
 
 Hosts = Mapping[int, Reading[HostProcess]]
 """The processes behind the pids, or why they are not known."""
@@ -373,7 +373,7 @@ def _possible_size(size_bytes: Value, memory: Reading[Memory]) -> Value:
     if isinstance(size_bytes, Unknown) or isinstance(memory, Unknown) or size_bytes <= memory.total_bytes:
         return size_bytes
     said, whole = format_bytes(size_bytes), format_bytes(memory.total_bytes)
-    return Unknown(f"impossible: the driver says {said}, of a device of {whole}")
+    return Unknown(f"impossible: the driver reports {said}, of a device of {whole}")
 
 
 def _processes(raw: RawReadings, memory: Reading[Memory], hosts: Hosts) -> Reading[tuple[GpuProcess, ...]]:

@@ -51,7 +51,7 @@ def device_ledger(
 
 
 def possible_memory(memory: Reading[Memory]) -> Reading[Memory]:
-    """Return a device's memory; unknown with what the driver says where that does not add up."""
+    """Return a device's memory; unknown with what the driver shows where that does not add up."""
     if isinstance(memory, Unknown):
         return memory
     reserved_bytes, outside_bytes = _reserved(memory), _outside(memory)

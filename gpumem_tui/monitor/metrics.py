@@ -194,7 +194,9 @@ class Server:
             self._server.set_app(_at_one_path(make_wsgi_app(registry), host))
         except (OSError, OverflowError, UnicodeError) as error:  # the last: what no name of a host can be
             reason = error.strerror if isinstance(error, OSError) else error
-            raise OptionError(f"--metrics: {in_url(host, port)} cannot be served: {reason}") from error
+            raise OptionError(
+                f"--metrics: {in_url(host, port)} cannot be served: {reason}; give another port"
+            ) from error
         self.address = in_url(host, self.port)
         """Host and port, as they stand in a URL."""
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)

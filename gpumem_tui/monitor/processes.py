@@ -72,7 +72,7 @@ class _Stat(NamedTuple):
 
     @classmethod
     def of(cls, pid: int) -> _Stat:
-        """Read it (proc_pid_stat(5)). psutil reads it three times for the same.
+        """Read it (proc_pid_stat(5)). psutil reads it three times for this.
 
         Raises:
             OSError: there is no such process, or it may not be seen.
@@ -211,15 +211,17 @@ def _send(process: HostProcess, number: signal.Signals) -> None:
             if isinstance(error, ProcessLookupError):
                 raise
         if abs(psutil.Process(pid).create_time() - process.start_time_s) > _START_TOLERANCE_S:
-            raise CannotSignal(f"pid {pid} is another process now; {process.name} has ended")
+            raise CannotSignal(f"pid {pid} is another process now; {process.name} has ended: choose another")
         if descriptor is not None:
             signal.pidfd_send_signal(descriptor, number)
         else:  # a kernel before 5.3
             os.kill(pid, number)
     except (ProcessLookupError, psutil.NoSuchProcess) as error:
-        raise CannotSignal(f"pid {pid} ({process.name}) has ended already") from error
+        raise CannotSignal(f"pid {pid} ({process.name}) has ended already; choose another") from error
     except PermissionError as error:
-        raise CannotSignal(f"no permission to signal pid {pid} of user {process.user}") from error
+        raise CannotSignal(
+            f"no permission to signal pid {pid} of user {process.user}; `sudo kill {pid}` can"
+        ) from error
     finally:
         if descriptor is not None:
             os.close(descriptor)

@@ -160,16 +160,16 @@ _POSSIBLE: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys(("pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s"), (0, 1e13)),
     **dict.fromkeys(("nvlink_rx_bytes_per_s", "nvlink_tx_bytes_per_s"), (0, 1e15)),
 }
-"""Between which values a reading lies whatever GPU it is of, with room for those to come: none draws 1,500 W or has a
+"""The range of a reading on any GPU, with room for future ones: none draws 1,500 W or has a
 clock of 4 GHz yet. A fan may run beyond its rated speed (nvmlDeviceGetFanSpeed in nvml.h)."""
 
 
 def _possible(name: str, value: T) -> T | Unknown:
-    """Return a reading as it was found; unknown with what the driver says where no GPU can have that."""
+    """Return a reading as it was found; unknown with what the driver shows where no GPU can have that."""
     least, most = _POSSIBLE.get(name, (-math.inf, math.inf))
     if not isinstance(value, (int, float)) or least <= value <= most:
         return value
-    return Unknown(f"impossible: the driver says {value:,.0f}")
+    return Unknown(f"impossible: the driver reports {value:,.0f}")
 
 
 READINGS: Mapping[str, ReadingEntry] = MappingProxyType(

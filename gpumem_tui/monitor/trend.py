@@ -13,7 +13,7 @@ _SEEN, _LEAST_IN_PART = 0.95, 3
 _STEADY = (0.3, 3.0)
 """Each part rises by so many times the mean: one jump is no growth."""
 _FALL_SHARE = 0.02
-"""What falls by this share of the device was emptied: it is noise that falls by less."""
+"""Memory that falls by this share of the device was emptied: a smaller fall is noise."""
 _LONGEST_OUTLOOK_S = 3600.0
 """Further ahead than this nothing is predicted."""
 
@@ -45,7 +45,7 @@ class Trend:
     def seconds_to(self, size_bytes: int) -> float | None:
         """Return seconds until `size_bytes` are in use; None without steady growth, or if it takes over an hour.
 
-        Of memory that was emptied now and then each part is as long as the longest time between two times that it was:
+        For memory that is emptied now and then each part is as long as the longest time between two such moments:
         only what rises from one such period to the next grows. Lowest, median and highest of each part must rise.
         """
         points = list(self._points)
@@ -86,7 +86,7 @@ def _last_parts(points: Sequence[_Point], part_s: float) -> list[list[int]]:
 def _longest_period_s(points: Sequence[_Point], fall_bytes: int) -> float:
     """Return the longest time from one fall to the next, or up to now; 0 where memory was never emptied.
 
-    A fall from a level that is far below today's gives nothing: what is held now was never emptied.
+    A fall from a level far below today's does not count: the memory held now was never emptied.
     """
     falls: list[_Point] = []
     peak = low = points[0][1]

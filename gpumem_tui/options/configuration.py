@@ -258,7 +258,7 @@ def limit_from(text: str, total_bytes: int) -> int:
 
 def _check_limit(limit_bytes: int | None, total_bytes: int) -> None:
     if (limit_bytes or 0) > total_bytes:
-        raise OptionError(f"--limit: the device has only {format_bytes(total_bytes)}")
+        raise OptionError(f"--limit: the device has only {format_bytes(total_bytes)}; give less")
 
 
 def check_searchable(config: SearchConfig) -> None:

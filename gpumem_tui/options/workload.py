@@ -91,7 +91,7 @@ class WorkloadOptions(Recipe):
         """
         asked = self.torch_version or ""
         if self.torch_version is not None and not re.fullmatch(r"\d+\.\d+(\.\d+)?([+.]\w+)*", asked):
-            raise OptionError(f"--torch-version {asked}: is no version of torch, such as 2.0")
+            raise OptionError(f"--torch-version {asked}: is no version of torch; write one such as 2.0")
         return replace(self._spec(python), as_torch=asked)
 
     def _spec(self, python: str) -> WorkloadSpec:
@@ -112,7 +112,7 @@ class WorkloadOptions(Recipe):
             if getattr(self, name) == "":
                 raise OptionError(f"--{name}: give the path of a file")
         if self.gpus < 1:
-            raise OptionError(f"--gpus: must be at least 1, not {self.gpus}")
+            raise OptionError(f"--gpus: give at least 1, not {self.gpus}")
         for name, value in {**self.changes, "gpus": self.gpus}.items():
             if value > _LIMITS[name]:
                 raise OptionError(f"--{name.replace('_', '-')}: must be at most {_LIMITS[name]:,}")
@@ -124,11 +124,13 @@ class WorkloadOptions(Recipe):
             told = {name: getattr(self, name) for name in ("assumed_rows", "longest", "rank", "through", "resume")}
             return replace(self._command_spec(), **told)
         if self.rank:
-            raise OptionError(f"--rank {self.rank}: is for a command of several ranks")
+            raise OptionError(
+                f"--rank {self.rank}: is for a command of several ranks; give it after `--`, or leave the option out"
+            )
         if self.through != "steps":
-            raise OptionError(f"--through {self.through}: is for a command; a model of the catalog is trained alone")
+            raise OptionError(f"--through {self.through}: is for a command; leave it out for a model of the catalog")
         if self.resume:
-            raise OptionError("--resume: is for a command; a model of the catalog is trained from the start")
+            raise OptionError("--resume: is for a command; leave it out for a model of the catalog")
         if self.longest is not None:
             raise OptionError("--longest: is for a command; of a model of the catalog, give --seq-len or --image-size")
         recipe = self._recipe()
@@ -202,7 +204,9 @@ class WorkloadOptions(Recipe):
             no_form = f"no formula for {file.model_type} models"
         given = self.changes
         for name in given.keys() - {"seq_len", "image_size"}:
-            raise OptionError(f"--{name.replace('_', '-')}: {file.name} has no closed form; change it in {file.path}")
+            raise OptionError(
+                f"--{name.replace('_', '-')}: {file.name} has no closed form; leave it out, and change {file.path}"
+            )
         if self.gpus > 1:
             raise OptionError(
                 f"--gpus: {file.name} has no closed form, and its step is one GPU's: for several give your command "
@@ -212,7 +216,7 @@ class WorkloadOptions(Recipe):
             raise OptionError("--recompute selective: transformers has gradient checkpointing only; use full or none")
         if recipe.has_frozen_layers and recipe.freeze != ALL_BUT_HEAD and not counts_blocks(recipe.freeze):
             raise OptionError(
-                f"--freeze: takes {NOTHING_FROZEN}, {ALL_BUT_HEAD} or how many blocks, not {recipe.freeze}"
+                f"--freeze: write {NOTHING_FROZEN}, {ALL_BUT_HEAD} or how many blocks, not {recipe.freeze}"
             )
         check_recipe(recipe)
         seq_len = given.get("seq_len", file.usual_seq_len)
@@ -230,7 +234,9 @@ class WorkloadOptions(Recipe):
     def _command_spec(self) -> WorkloadSpec:
         if self.changes:
             option = next(iter(self.changes)).replace("_", "-")
-            raise OptionError(f"--{option}: a command builds its own model; change it there")
+            raise OptionError(
+                f"--{option}: a command builds its own model; leave it out, and change the model in your script"
+            )
         recipe = Recipe(gpus=self.gpus)
         if self._recipe() != replace(recipe, gpus=self._recipe().gpus):
             raise OptionError(
@@ -243,14 +249,16 @@ class WorkloadOptions(Recipe):
         assert self.workload is not None
         if self.changes:
             option = next(iter(self.changes)).replace("_", "-")
-            raise OptionError(f"--{option}: a workload file builds its own model; change it there")
+            raise OptionError(
+                f"--{option}: a workload file builds its own model; leave it out, and change the model in that file"
+            )
         if recipe != Recipe():
             raise OptionError("--workload: the file decides precision, optimizer and the rest; leave those options out")
         path, name = split_file(self.workload)
         try:
             is_file = path.is_file()
         except OSError as error:  # a name that is too long
-            raise OptionError(f"--workload: {path}: {error.strerror}") from error
+            raise OptionError(f"--workload: {path}: {error.strerror}; check the path") from error
         if not is_file:
             raise OptionError(f"--workload: there is no file {path}; check the path")
         absolute = str(path.resolve())
@@ -296,7 +304,7 @@ def choose_device(wanted: str | None, gpus: tuple[RealGpu, ...] | Unknown, *, sh
             return Device(named, simulated=True, reason=f"no {named.title} on this machine")
     gpu = found[0]
     if not gpu.is_free and not share:
-        raise OptionError(f"--gpu: {_in_use(gpu)}; --share searches in what they leave")
+        raise OptionError(f"--gpu: {_in_use(gpu)}; --share searches within the memory they leave")
     return _real(gpu, share=share)
 
 
@@ -355,7 +363,7 @@ def with_ranks(device: Device, ranks: int, gpus: tuple[RealGpu, ...] | Unknown, 
         raise OptionError(f"-- COMMAND: starts {ranks} ranks, and {here}; --gpu sim:NAME simulates them")
     busy = [gpu for gpu in further if not gpu.is_free]
     if busy and not share:
-        raise OptionError(f"-- COMMAND: {_in_use(busy[0])}; --share searches in what they leave")
+        raise OptionError(f"-- COMMAND: {_in_use(busy[0])}; --share searches within the memory they leave")
     others = max([device.others_bytes, *(gpu.used_bytes for gpu in busy)])
     return replace(device, more_uuids=tuple(gpu.uuid for gpu in further), others_bytes=others)
 

@@ -106,7 +106,7 @@ def went_on(state: CommandPlanState, step: Planning) -> CommandPlanState:
 def printing(state: CommandPlanState, text: str) -> CommandPlanState:
     """Take a line that the running command has printed, but for its progress bar.
 
-    What trains a model of transformers has nothing to say.
+    A command that trains a model of transformers has no such line.
     """
     is_ours = state.config.workload.hugging_face is not None or is_progress_bar(text)
     return state if is_ours else replace(state, printed=text)

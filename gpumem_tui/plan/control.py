@@ -183,9 +183,9 @@ class Number:
         if value is None:
             return
         if value < self.least:
-            raise PlanError(self.key, f"must be at least {self.least:,}, not {value:,}")
+            raise PlanError(self.key, f"give at least {self.least:,}, not {value:,}")
         if value > self.most:
-            raise PlanError(self.key, f"must be at most {self.most:,}, not {value:,}")
+            raise PlanError(self.key, f"give at most {self.most:,}, not {value:,}")
 
 
 Control = Choice | Number

@@ -138,7 +138,10 @@ def plan_of(draft: Draft) -> Plan:
         recipe = draft.recipe
         times = f"{draft.batch_size:,} × {recipe.data_parallel:,} GPU{'s' if recipe.data_parallel > 1 else ''}"
         times += f" × {recipe.pipelined:,} micro-batches of a pipeline" if recipe.pipelined > 1 else ""
-        raise PlanError("target_batch", f"{target:,} is less than one pass of {samples:,} ({times})")
+        raise PlanError(
+            "target_batch",
+            f"{target:,} is less than one pass of {samples:,} ({times}); raise it, or lower the batch size",
+        )
     if wrong := fault(shape, draft.recipe):
         option, says = wrong
         raise PlanError(_key_of(option), says)

@@ -44,13 +44,13 @@ class Goals:
         if self.tokens is not None and not has_tokens:
             raise OptionError("--tokens: this network has no tokens; leave it out")
         if self.tokens is not None and not 1 <= self.tokens <= MOST_TOKENS:
-            raise OptionError(f"--tokens: must be from 1 to {MOST_TOKENS:,}, not {self.tokens:,}")
+            raise OptionError(f"--tokens: give 1 to {MOST_TOKENS:,}, not {self.tokens:,}")
         if self.price is not None and not 0 <= self.price < 1e6:
-            raise OptionError(f"--price: must be the price of one GPU for an hour, not {self.price:g}")
+            raise OptionError(f"--price: give the price of one GPU for an hour, not {self.price:g}")
         if not 1 <= self.batch_multiple <= 4096:
-            raise OptionError(f"--batch-multiple: must be from 1 to 4,096, not {self.batch_multiple:,}")
+            raise OptionError(f"--batch-multiple: give 1 to 4,096, not {self.batch_multiple:,}")
         if not 1 <= self.node_gpus <= 1024:
-            raise OptionError(f"--node-gpus: must be from 1 to 1,024, not {self.node_gpus:,}")
+            raise OptionError(f"--node-gpus: give 1 to 1,024, not {self.node_gpus:,}")
         try:
             short = next(((name, found) for name, _ in self.prices if (found := find_gpu(name).name) != name), None)
         except CatalogError as error:

@@ -38,12 +38,12 @@ class Narrowed:
 
 @dataclass
 class EndSearch:
-    """The largest value on a grid that fits, by runs: around a guess first, then between the values found.
+    """Finds the largest grid value that fits: probes a guess and its neighbour, then bisects.
 
     Attributes:
         refined: a better guess after some runs; None for none.
         low: the largest that fits, at first one below the least; `high`: the smallest beyond it that does not.
-        gap: one below `low` that does not fit anyway; None for none that was found.
+        gap: a value below `low` that was traced and does *not* fit (fitting is not monotonic); None if none was seen.
     """
 
     step: int

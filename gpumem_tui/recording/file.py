@@ -56,10 +56,11 @@ class RecordingWriter(Generic[T]):
         try:
             self._file = path.open("xb", buffering=0)
         except FileExistsError as error:
-            taken = "exists already; a recording overwrites nothing, give another name"
-            raise RecordingError(f"--record: {path} {taken}") from error
+            raise RecordingError(f"--record: {path} exists already; give another name") from error
         except OSError as error:
-            raise RecordingError(f"--record: {path} cannot be written: {error.strerror}") from error
+            raise RecordingError(
+                f"--record: {path} cannot be written: {error.strerror}; name a file elsewhere"
+            ) from error
         self._path = path
         self._packer: zlib._Compress | None = None
         self._writer = LineWriter(kind)
@@ -118,7 +119,9 @@ class RecordingWriter(Generic[T]):
                 data = data[self._file.write(data) :]
         except OSError as error:
             self._file.close()
-            raise RecordingError(f"recording to {self._path} stopped: {error.strerror}") from error
+            raise RecordingError(
+                f"recording to {self._path} stopped: {error.strerror}; free space there, or name another file"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -154,7 +157,7 @@ class RecordingFile:
             if first is not None and first.lines:
                 header = parsed(first.lines[0])
         except OSError as error:
-            raise RecordingError(f"--replay: {path} cannot be read: {error.strerror}") from error
+            raise RecordingError(f"--replay: {path} cannot be read: {error.strerror}; check the path") from error
         except (zlib.error, LineError, RecordingEnds):
             pass  # said below
         if first is None or not isinstance(header, dict) or HEADER_KEY not in header:

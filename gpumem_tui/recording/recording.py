@@ -91,8 +91,8 @@ class GpuRecording:
         self._version = self.file.header[HEADER_KEY]
         if self._version not in range(SNAPSHOTS_VERSION, VERSION + 1):
             raise RecordingError(
-                f"--replay: {self.path} is a recording of version {self._version}, this program plays versions "
-                f"{SNAPSHOTS_VERSION} to {VERSION}"
+                f"--replay: {self.path} is a recording of version {self._version}; install a newer gpumem-tui, as this "
+                f"one plays versions {SNAPSHOTS_VERSION} to {VERSION}"
             )
         self.of_one_machine = self._version == SNAPSHOTS_VERSION or self.file.header.get(_MACHINE) is True
 

@@ -64,9 +64,11 @@ def hosts_of(
     words += slurm_nodes(slurm_job) if slurm_job else []
     names = list(dict.fromkeys(name for word in words for name in expanded(word)))
     if not names:
-        raise OptionError(f"{file}: it names no host" if file is not None else "no host is named")
+        raise OptionError(
+            f"{file}: it names no host; write one a line" if file is not None else "no host; name one with --host HOST"
+        )
     if len(names) > MOST_HOSTS:
-        raise OptionError(f"{len(names)} hosts: at most {MOST_HOSTS} can be watched at once")
+        raise OptionError(f"{len(names)} hosts: at most {MOST_HOSTS} can be watched at once; name fewer")
     return tuple(map(parse_host, names))
 
 
@@ -83,7 +85,7 @@ def parse_host(word: str) -> RemoteHost:
     host = found["host"] if found else rest
     port = int(found["port"]) if found else None
     if port is not None and not 0 < port < 65536:
-        raise OptionError(f"{word!r}: a port is 1 to 65535")
+        raise OptionError(f"{word!r}: write a port from 1 to 65535")
     if not host.strip("[]") or (at and not user):
         raise OptionError(f"{word!r} is no host; write HOST, USER@HOST or USER@HOST:PORT")
     return RemoteHost(word, f"{user}{at}{host.strip('[]')}", port)
@@ -107,20 +109,20 @@ def expanded(word: str) -> list[str]:
         for one in _span(part.strip(), word):
             listed += expanded(f"{word[: found.start()]}{one}{word[found.end() :]}")
             if len(listed) > MOST_HOSTS:
-                raise OptionError(f"{word!r}: more than {MOST_HOSTS} hosts")
+                raise OptionError(f"{word!r}: more than {MOST_HOSTS} hosts; name fewer")
     return listed
 
 
 def _span(part: str, word: str) -> list[str]:
     """Expand ``01-03`` to its numbers, as wide as the first one is written; anything else is itself."""
     if not part:
-        raise OptionError(f"{word!r}: nothing between two commas or brackets")
+        raise OptionError(f"{word!r}: nothing between two commas or brackets; write node[01-16]")
     found = _SPAN.fullmatch(part)
     if found is None:
         return [part]
     first, last = int(found[1]), int(found[2])
     if last < first or last - first >= MOST_HOSTS:
-        raise OptionError(f"{word!r}: {part} is no range of at most {MOST_HOSTS} hosts")
+        raise OptionError(f"{word!r}: {part} is no range of at most {MOST_HOSTS} hosts; write node[01-16]")
     return [str(number).zfill(len(found[1])) for number in range(first, last + 1)]
 
 
@@ -128,9 +130,9 @@ def _of_file(path: Path) -> list[str]:
     try:
         text = path.read_text("utf-8")
     except OSError as error:
-        raise OptionError(f"{path}: cannot be read: {error.strerror}") from error
+        raise OptionError(f"{path}: cannot be read: {error.strerror}; check the path") from error
     except UnicodeDecodeError as error:
-        raise OptionError(f"{path}: cannot be read: not UTF-8") from error
+        raise OptionError(f"{path}: is not UTF-8; write it as plain text, a host a line") from error
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]
     return [word for number, line in enumerate(lines, 1) if line for word in _of_line(line, f"{path}:{number}")]
 
@@ -160,7 +162,7 @@ def slurm_nodes(job: str) -> list[str]:
         raise OptionError(f"{shortened(job)!r} is no Slurm job; give its number, as `squeue` lists it")
     listed = _asked(["squeue", "--noheader", f"--jobs={job}", "--format=%N"]).split()
     if not listed:
-        raise OptionError(f"Slurm job {job} has no node: it waits, or it has ended")
+        raise OptionError(f"Slurm job {job} has no node: it waits, or it has ended; see `squeue --job {job}`")
     return [node for each in listed for node in _asked(["scontrol", "show", "hostnames", each]).split()]
 
 

@@ -233,7 +233,7 @@ def printed_whole(command: Callable[[], T]) -> T | int:
         if error.errno != errno.ENOSPC or error.filename is not None:
             raise
         drop_output()
-        return complain(f"the output cannot be written: {error.strerror}", EXIT_FAILED)
+        return complain(f"the output cannot be written: {error.strerror}; free space there", EXIT_FAILED)
     return result
 
 

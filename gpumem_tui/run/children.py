@@ -55,10 +55,17 @@ _NOT_FOUND, _NOT_RUNNABLE = 127, 126
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _INSTALLED = re.compile(r"^<|/lib/python[\d.]+/|-packages/|/gpumem_tui/")
 
-SIDE_EFFECTS = (
-    "the command runs as it is until its steps are made: what it writes until then is written; "
-    "W&B, Comet, Neptune, ClearML and Hugging Face telemetry are switched off"
-)
+
+def side_effects(steps: int) -> str:
+    """Return what following a command for so many steps does to the user's machine.
+
+    >>> side_effects(3).partition(";")[0]
+    'your script really runs for 3 steps'
+    """
+    return (
+        f"your script really runs for {steps:,} step{'' if steps == 1 else 's'}; files it writes are kept. "
+        "W&B, Comet, Neptune, ClearML and Hugging Face telemetry are off"
+    )
 
 
 class ChildDied(Exception):

@@ -1,4 +1,4 @@
-"""Keeps the checkpoints that were there before a run, whatever the followed program does to their files.
+"""Keeps the checkpoints that were there before a run from the followed program.
 
 Nothing was trained, so nothing that the program writes is worth one of them: a script that empties `best.pt` to write
 it anew, removes it first, or renames another file over it would end without it. Each is set aside before that, by
@@ -62,23 +62,23 @@ class SparedFiles:
             if isinstance(path, (str, os.PathLike)) and not os.path.islink(path):
                 for folder, _, names in os.walk(os.fspath(path)):
                     for name in names:
-                        self.set_aside(os.path.join(folder, name), beside=path)
+                        self.set_aside(os.path.join(folder, name), around=path)
             return remove_tree(path, *args, **kwargs)
 
         modules: Any = shutil
         modules.rmtree = removed
 
-    def set_aside(self, file: Any, beside: Any = None) -> bool:
+    def set_aside(self, file: Any, around: Any = None) -> bool:
         """Move a checkpoint that was there before away; return whether it was one.
 
         Args:
-            beside: what goes away as a whole, a folder around it.
+            around: a folder around it that is removed whole.
         """
         path = os.path.abspath(file)
         if path in self._aside or not self._is_from_before(path):
             return False
         with suppress(OSError):
-            folder = tempfile.mkdtemp(prefix=".gpumem-tui-", dir=os.path.dirname(os.path.abspath(beside or path)))
+            folder = tempfile.mkdtemp(prefix=".gpumem-tui-", dir=os.path.dirname(os.path.abspath(around or path)))
             self._folders.append(folder)
             aside = os.path.join(folder, os.path.basename(path))
             os.rename(path, aside)

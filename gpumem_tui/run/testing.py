@@ -68,7 +68,7 @@ def _simulated(gpu: str) -> Iterator[StepMemory]:
     except CatalogError as error:
         raise pytest.UsageError(f"gpu_memory: {error}") from error
     if reason := too_old(torch.__version__):
-        raise pytest.UsageError(f"gpu_memory: torch {torch.__version__} {reason}")
+        raise pytest.UsageError(f"gpu_memory: torch {torch.__version__} {reason}; upgrade it")
     if torch.cuda.is_initialized():
         raise pytest.UsageError("gpu_memory: this process uses a real GPU already: run such tests in another one")
     profile, settings, memory = (

@@ -97,8 +97,8 @@ class UpdatesByHand:
         """Return what updates keep besides weights, once, after the second step.
 
         These are tensors that the first step left and the second has written, or that the first update made and are
-        shaped as a weight, as the slow weights of Lookahead, which it writes every sixth step. Those that each step
-        makes anew are not among them, nor is the program's data.
+        shaped as a weight, as the slow weights of Lookahead, which it writes every sixth step. Tensors that each
+        step makes anew are not among them, nor is the program's data.
         """
         if not self._versions:
             return []

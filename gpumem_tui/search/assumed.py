@@ -94,7 +94,7 @@ def assumed_lines(traced: Traced, batch_size: int) -> Iterator[str]:
     yield from workspace_lines(traced, batch_size)
     for name, times, why in traced.done.assumed:
         if why != NOT_EXAMINED:
-            yield f"assumed without scratch: aten.{name} ({times} times; {why})"
+            yield f"not included: scratch of aten.{name} ({times} times; {why})"
     if unknown := [name for name, _, why in traced.done.assumed if why == NOT_EXAMINED]:
         yield f"{counted(len(unknown), 'operator')} not examined: {', '.join(unknown)}"
 

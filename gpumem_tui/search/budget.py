@@ -88,7 +88,7 @@ def read_baseline(path: Path) -> Footprint | None:
     except msgspec.MsgspecError as error:
         raise OptionError(f"--baseline {path}: is no baseline ({error}); delete it, and it is written anew") from error
     except OSError as error:
-        raise OptionError(f"--baseline {path}: {error.strerror}") from error
+        raise OptionError(f"--baseline {path}: {error.strerror}; check the path") from error
 
 
 @dataclass(frozen=True)
@@ -331,7 +331,9 @@ class GateTerms:
             try:
                 path.write_text(encoded(now) + "\n")
             except OSError as error:
-                raise OptionError(f"--baseline {path}: cannot be written: {error.strerror}") from error
+                raise OptionError(
+                    f"--baseline {path}: cannot be written: {error.strerror}; name a file elsewhere"
+                ) from error
         return Gate(now, self.budget_bytes, before, self.tolerance_percent / 100)
 
 

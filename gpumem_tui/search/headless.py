@@ -10,7 +10,7 @@ from dataclasses import replace
 from gpumem_tui.errors import EXIT_FAILED
 from gpumem_tui.memory import Unknown
 from gpumem_tui.report.output import Printer, Progress, complain, interrupts, note
-from gpumem_tui.run.children import SIDE_EFFECTS
+from gpumem_tui.run.children import side_effects
 from gpumem_tui.run.control import Control, Unusable
 from gpumem_tui.run.events import Ready, Sample, TrialDone
 from gpumem_tui.search import report
@@ -41,7 +41,7 @@ class CommandLog:
         self._progress = progress or Progress()
         self._reached: tuple[int, Sample, float] | None = None
         if config.workload.command is not None and not self._quiet:
-            complain(SIDE_EFFECTS, 0)
+            complain(side_effects(config.steps), 0)
 
     def show(self, event: WhileTracing) -> None:
         """Show a line that the command printed, that it is being run again, or how far it has come."""
@@ -148,7 +148,7 @@ def gate_or_exit(config: SearchConfig, prediction: Prediction, batch_size: int, 
 
 
 def unusable_words(config: SearchConfig, error: Unusable) -> str:
-    """Return why no step can run; where that is for want of torch, what is known anyway, or why nothing is."""
+    """Return why no step can run; if torch is missing, the formula's answer, or why there is no answer."""
     largest, model = config.formula.max_batch_size, config.workload.hugging_face
     if error.kind != "torch" or (isinstance(largest, Unknown) and model is None):
         return str(error)
@@ -193,9 +193,9 @@ class _TrialLog:
 
 
 class _Printer:
-    """Prints a search: as JSON as it goes on, where the predictions come with the result.
+    """Prints a search: as JSON as it continues, where the predictions come with the result.
 
-    Lines are held until the answer stands above them; trials are on stderr meanwhile.
+    Lines are held until the answer is above them; trials are on stderr meanwhile.
 
     Attributes:
         progress: what is under way, on stderr.

@@ -197,7 +197,7 @@ class _Traces:
         """The largest batch that the data has, by the loaders whose batches grow with it; 0 where that is not known.
 
         Loaders whose samples grow with the batch, too, make so many batches of any size. Some count whole batches.
-        Those that draw by a rate draw all where more are asked for.
+        Loaders that draw by a rate draw all if more are asked for.
         """
         fed_by = {
             size: done.fed_by
@@ -435,7 +435,7 @@ def _with_other_numbers(
     peaks = [one.alone(size).reserved_bytes(size) for one in (traces, again)]
     if min(peaks) <= others.alone(size).reserved_bytes(size) <= max(peaks):
         return _without(most, "number")
-    return most.without_fewest("runs differ, whatever is read")
+    return most.without_fewest("runs differ at any number read")
 
 
 def _with_fewest(traces: _Traces, most: Traced) -> Generator[WhileTracing, None, Traced]:

@@ -182,7 +182,7 @@ def compared(config: SearchConfig, traced: Traced | Unknown) -> Literal["formula
 
 
 def proves_something(config: SearchConfig, traced: Traced | Unknown) -> bool:
-    """Return whether a trial says how far a prediction is off: not on the simulated GPU, of what is traced alone.
+    """Return whether a trial shows how far a prediction is off: not on the simulated GPU, of what is traced alone.
 
     Trial and trace are two runs of one simulation there.
     """
@@ -295,7 +295,7 @@ _LEDGER_ROWS = (*(bucket.title for bucket in ALLOCATED_BUCKETS), "= allocated", 
 def ledger_lines(config: SearchConfig, prediction: Prediction, result: TrialDone | None, batch_size: int) -> list[str]:
     """Write Formula | Traced | Simulated or Measured | error of the compared prediction, a line a bucket.
 
-    Formula where there is a closed form. A trial on the simulated GPU that has none beside it stands alone: its trace
+    Formula where there is a closed form. A trial on the simulated GPU that has none next to it is alone: its trace
     is the same simulation.
     """
     counted = prediction.formula.at(batch_size)

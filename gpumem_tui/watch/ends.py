@@ -117,7 +117,7 @@ def _state(seen: Evidence) -> tuple[ProcessState, str]:
         return ProcessState.FAILED, _failure(code, error)
     if seen.left_ns:
         return ProcessState.ENDED, ProcessState.ENDED.value
-    return ProcessState.VANISHED, "killed or crashed; which of them was not seen"
+    return ProcessState.VANISHED, "killed or crashed (not observed)"
 
 
 def _ran_out(seen: Evidence, error: UncaughtError | None) -> bool:

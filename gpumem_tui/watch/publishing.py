@@ -19,7 +19,7 @@ _FOREIGN_EVERY_S = 10.0
 _ROOM_BYTES = 64 << 20
 """With less, what does not fit is looked at more closely."""
 _MOST_FOLDERS = 16
-"""Of one user, in /tmp. Nobody takes the place of others by making more."""
+"""Limits of one user, in /tmp. Nobody takes the place of others by making more."""
 
 
 class PublishingFolders:

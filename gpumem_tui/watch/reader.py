@@ -397,7 +397,7 @@ def _rarer(header: Header, samples: tuple[ProbeSample, ...]) -> str:
     heartbeat = header.heartbeat
     if heartbeat is None or not samples or heartbeat.due_ns - samples[0].record.monotonic_ns < _RARER_S * 1e9:
         return ""
-    return "rarer: the machine is busy" if heartbeat.is_busy else "rarer: one takes long"
+    return "sampling slowed, machine busy" if heartbeat.is_busy else "sampling slowed, samples take long"
 
 
 def _is_silent(samples: tuple[ProbeSample, ...], heard_s: Reading[float]) -> bool:

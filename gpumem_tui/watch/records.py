@@ -289,5 +289,5 @@ class RefusedFile:
 
     @property
     def words(self) -> str:
-        """What is left out, in one line."""
+        """The omissions, in one line."""
         return self.reason if self.reason.startswith(SHOWING) else f"not read: {self.reason}"

@@ -263,7 +263,7 @@ def chosen(linear: Sequence[str], targets: str) -> list[str]:
         if not ending:
             last = sorted({name.rpartition(".")[2] for name in linear})
             raise WorkloadError(
-                f"--lora-targets: no linear layer is called {target.strip()}: there are {', '.join(last)}"
+                f"--lora-targets: no linear layer is called {target.strip()}; choose among {', '.join(last)}"
             )
         found += ending
     return found

@@ -109,10 +109,14 @@ def optimizer_factory(name: Optimizer) -> OptimizerFactory:
     """
     record = OPTIMIZER_RECORDS[name]
     if record.takes_whole_matrices:
-        raise WorkloadError(f"--optimizer {name}: runs on one GPU, as torch.optim.Muon takes whole matrices")
+        raise WorkloadError(
+            f"--optimizer {name}: runs on one GPU, as torch.optim.Muon takes whole matrices; use --sharding none"
+        )
     kind = _OURS.get(record.class_names[0]) or getattr(torch.optim, record.class_names[0], None)
     if kind is None:
-        raise WorkloadError(f"--optimizer {name}: torch {torch.__version__} has no {record.class_names[0]}")
+        raise WorkloadError(
+            f"--optimizer {name}: torch {torch.__version__} has no {record.class_names[0]}; use a newer torch"
+        )
     return partial(kind, **record.options)
 
 

@@ -106,7 +106,7 @@ def _owner(module: ModuleType, source: str, name: str) -> Any:
         return attribute()
     except Exception as error:
         raise WorkloadError(
-            f"--workload {source}: {name}() raised {typed(error)}; it must work without arguments"
+            f"--workload {source}: {name}() raised {typed(error)}; make it work without arguments"
         ) from error
 
 

@@ -69,7 +69,7 @@ class AmdMachine(FakeMachine):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to meet this machine; add it to os.environ, or use it alone."""
+        """The environment in which a process meets this machine; add it to os.environ, or use it alone."""
         return {
             "ROCM_PATH": str(self.library.parent.parent),
             "AMDSMI_STUB_SCENARIO": str(self.scenario_path),
@@ -143,13 +143,13 @@ def amd_machine(amdsmi_stub: Path, tmp_path: Path) -> AmdMachine:
 
 @pytest.fixture
 def fake_amd(amd_machine: AmdMachine, monkeypatch: pytest.MonkeyPatch) -> Iterator[AmdMachine]:
-    """The same in this process, which loads the binding once."""
+    """The machine in this process, which loads the binding once."""
     for name, value in amd_machine.environment.items():
         if name != "PATH":
             monkeypatch.setenv(name, value)
     monkeypatch.setattr(calls, "_LIBRARY", calls._Library())  # other tests are on a machine without it
     yield amd_machine
-    amd_machine.show(machine_of([]))  # whatever hangs in the library returns
+    amd_machine.show(machine_of([]))  # everything that hangs in the library returns
     while calls._LIBRARY.starts > 0:  # a sampler that ends leaves it started
         calls.stop(calls.AmdCaller())
 

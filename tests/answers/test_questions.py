@@ -1,7 +1,7 @@
 """Twenty questions, asked in one command each with the README alone: the first line answers, and something else agrees.
 
-`pytest -m answers -s` prints each answer with its seconds. What it is held against is arithmetic that is written out
-here, a search, whose trials ran, or a trace of another program that does the same.
+`pytest -m answers -s` prints each answer with its seconds. It is compared with arithmetic that is written out
+here, a search, whose trials ran, or a trace of another program that does this too.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ def test_10_optimizers_of_bert_large(folder: Path) -> None:
     [("deepspeed-zero1", 4 + 12 / 16), ("deepspeed-zero2", 2 + 14 / 16), ("deepspeed-zero3", 16 / 16), ("fsdp2", 1)],
 )
 def test_11_thirteen_billion_on_sixteen_gpus(folder: Path, sharding: str, a_parameter: float) -> None:
-    """What DeepSpeed's estimators count of states, `estimate_zero2_model_states_mem_needs` and its like, is held."""
+    """DeepSpeed's estimates of states, `estimate_zero2_model_states_mem_needs` and its like, is held."""
     words = f"--model llama-2-13b --precision amp-bf16 --gpus 16 --sharding {sharding} --gpu sim:a100-80gb"
     form = r"^Batch 1 fits on 16 × NVIDIA A100 80 GB.*: .* safe batch \d.* a GPU"
     _asked(folder, f"plan --plain {words}", form)
@@ -296,7 +296,7 @@ def test_14_the_learning_rate_and_the_critical_batch(folder: Path) -> None:
 
 
 def test_15_a_new_config_of_hugging_face(folder: Path) -> None:
-    """transformers' own class in a script of a user's fits and does not as is said of the file."""
+    """transformers' own class in a script of a user's fits and does not, as the file does."""
     words = "--model gemma3/config.json --precision bf16 --gpu sim:rtx-4090-24gb --seq-len 1024"
     form = r"^Batch 1 fits on NVIDIA GeForce RTX 4090: .* safe batch 2\b"
     _asked(folder, f"plan --plain {words}", form)

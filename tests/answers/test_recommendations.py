@@ -1,4 +1,4 @@
-"""What a plan recommends is run as it is recommended, and fits: 40 plans over the catalog, most of which do not fit."""
+"""A plan's recommendations are run as they are, and fit: 40 plans over the catalog, most of which do not fit."""
 
 from __future__ import annotations
 

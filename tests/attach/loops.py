@@ -109,7 +109,7 @@ def contained(code: str, folder: Path) -> Iterator[int]:
 
 
 def as_nobody(ask: Callable[[], str]) -> str:
-    """What a function answers when another user asks; in a process of that user."""
+    """A function's answer when another user asks; in a process of that user."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:

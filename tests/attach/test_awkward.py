@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpumem_tui.attach.running import AttachFailed, StartsLater, attach
-from gpumem_tui.attach.target import AttachRefused, inspect
+from gpumem_tui.attach.target import LIST_LIVING, AttachRefused, inspect
 from gpumem_tui.watch import hosts
 from tests.attach import loops
 from tests.waiting import DEADLINE_S
@@ -95,7 +95,7 @@ def test_an_idle_notebook_starts_the_probe_at_the_next_cell(tmp_path: Path) -> N
             assert kernel.stdout.readline() == "idle\n"
             said = reason(kernel.pid)
             assert isinstance(said, StartsLater)
-            assert str(said).endswith("is a notebook that runs no cell now: the probe starts at the next cell")
+            assert str(said).endswith("the probe starts at the next cell; run a cell")
             kernel.stdin.write("import sys; print('gpumem_tui' in sys.modules, flush=True)\n")
             kernel.stdin.flush()
             assert kernel.stdout.readline() == "True\n"
@@ -114,7 +114,7 @@ def test_torch_that_is_just_being_imported_is_waited_for(tmp_path: Path) -> None
         assert program.stdout.readline() == "importing\n"
         said = reason(program.pid, 0.5)
         assert isinstance(said, StartsLater)
-        assert str(said).endswith("still imports torch after 0.5 s: the probe starts when that is done")
+        assert str(said).endswith("the probe starts when that is done; `gpumem-tui watch` shows it then")
         threading.Timer(0.5, go.touch).start()
         said = reason(program.pid)  # this torch is too little for a probe, which shows that it waited for it
         assert "the probe could not start: ModuleNotFoundError" in str(said)
@@ -168,7 +168,9 @@ def test_python_2() -> None:
     with subprocess.Popen([old[0], "-c", code], stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
         program.stdout.readline()
-        assert str(reason(program.pid)).endswith("runs Python 2.7; the probe needs 3.9 or later")
+        assert str(reason(program.pid)).endswith(
+            "runs Python 2.7; the probe needs 3.9 or later; train with a newer Python"
+        )
         program.kill()
 
 
@@ -176,7 +178,7 @@ def test_a_thread_of_the_kernel() -> None:
     threads = [host for host in hosts.every() if host.is_kernel_thread]
     if not threads:
         pytest.skip("this container shows no threads of the kernel")
-    assert str(reason(threads[0].pid)).endswith(" is a thread of the kernel, no Python process")
+    assert str(reason(threads[0].pid)).endswith(f" is a thread of the kernel, no Python process; {LIST_LIVING}")
 
 
 TRAINER = "import sys, time\nsys.path.insert(0, sys.argv[1])\nimport ctypes\nctypes.CDLL(sys.argv[1] + '/libtorch_cpu.so')\nprint('up', flush=True)\ntime.sleep(60)"  # noqa: E501

@@ -128,7 +128,10 @@ def test_options_after_the_command_are_its_own(tmp_path: Path) -> None:
 
 def test_no_such_command(tmp_path: Path) -> None:
     done = run("no-such-command", folder=tmp_path)
-    assert (done.stderr, done.returncode) == ("gpumem-tui: there is no command no-such-command in PATH\n", 127)
+    assert (done.stderr, done.returncode) == (
+        "gpumem-tui: there is no command no-such-command in PATH; write its path, or run `which no-such-command`\n",
+        127,
+    )
 
 
 def test_a_command_that_cannot_be_run(tmp_path: Path) -> None:
@@ -141,7 +144,7 @@ def test_a_command_that_cannot_be_run(tmp_path: Path) -> None:
 
 
 def test_orphans_of_the_command_are_waited_for(tmp_path: Path) -> None:
-    """As the first process of a container, `run` is the parent of whatever loses its own."""
+    """As the first process of a container, `run` is the parent of every process that loses its own."""
     script = "(setsid sleep 0.2 & ) ; sleep 1; ps -o stat= -o comm= --ppid $PPID"
     if os.geteuid() != 0:
         pytest.skip("only root can make a namespace of pids")

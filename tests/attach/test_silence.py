@@ -44,7 +44,7 @@ def command(library: Path, *words: str) -> Iterator[tuple[int, hosts.Host]]:
 
 
 def reason(library: Path, *words: str) -> str:
-    """The only line that is said of a command."""
+    """The only line about a command."""
     with command(library, *words) as (pid, host):
         [line] = [line for line in silent_below(pid, ()) if line.startswith(host.title)]
         assert line.isprintable()

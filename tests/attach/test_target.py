@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from gpumem_tui.attach import running, target
-from gpumem_tui.attach.target import AttachRefused, Mapping, inspect, symbols, why_not_allowed
+from gpumem_tui.attach.target import LIST_LIVING, AttachRefused, Mapping, inspect, symbols, why_not_allowed
 from gpumem_tui.watch import hosts
 from tests.attach import loops
 from tests.waiting import wait_until
@@ -66,12 +66,12 @@ def test_the_version_and_the_functions_are_found(python: str, tmp_path: Path) ->
 
 
 def test_no_such_process() -> None:
-    assert refusal(2**22 - 1) == f"there is no process {2**22 - 1}"
+    assert refusal(2**22 - 1) == f"there is no process {2**22 - 1}; {LIST_LIVING}"
 
 
 def test_no_python() -> None:
     with child("sleep", "60") as pid:
-        assert refusal(pid) == f"PID {pid} (sleep 60) is no Python process"
+        assert refusal(pid) == f"PID {pid} (sleep 60) is no Python process; {LIST_LIVING}"
 
 
 def test_a_python_that_is_too_old(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How soon the Monitor is there and gone beside nvitop, in one run, in turn: seconds and seconds of processor, ratios.
+"""How soon the Monitor opens and closes compared with nvitop, in one run, in turn: seconds, CPU seconds, ratios.
 
 `pytest -m bench -s -n 0 tests/bench/test_beside_nvitop.py`; GPUMEM_TUI_PEERS: where nvitop is, or it is installed
 """

@@ -1,4 +1,4 @@
-"""What many hosts cost the one viewer that shows them: 64, 256, 1,000 hosts of 8 GPUs, 24 processes, 120×40, 1 s.
+"""The cost of many hosts for the one viewer that shows them: 64, 256, 1,000 hosts of 8 GPUs, 24 processes, 120×40, 1 s.
 
 `pytest -m bench -s -n 0 tests/bench/test_hosts_scale.py` (`-k 256` for one of them)
 
@@ -72,7 +72,7 @@ while True:
 
 @dataclass(frozen=True)
 class Scale:
-    """What watching so many hosts took."""
+    """The cost of watching so many hosts."""
 
     hosts: int
     cpu_percent: float

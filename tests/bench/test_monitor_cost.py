@@ -1,4 +1,4 @@
-"""What watching costs, next to nvitop and gpustat: one run on the fake NVML, 8 GPUs, 24 processes, 120×40, 1 s.
+"""The cost of watching, next to nvitop and gpustat: one run on the fake NVML, 8 GPUs, 24 processes, 120×40, 1 s.
 
 `pytest -m bench -s -n 0 tests/bench/test_monitor_cost.py`
 
@@ -111,7 +111,7 @@ class Watched:
     def first_s(self, there: Callable[[str], bool], limit_s: float) -> float | None:
         """Seconds from the start until the screen is so; None if it does not come to that.
 
-        What is written is parsed afterwards: parsing takes longer than some programs take to start.
+        The output is parsed afterwards: parsing takes longer than some programs take to start.
         """
         arrived: list[tuple[float, bytes]] = []
         while time.perf_counter() - self.began_s < limit_s:
@@ -126,7 +126,7 @@ class Watched:
         return None
 
     def heard(self, seconds: float) -> list[tuple[float, bytes]]:
-        """What is written within so many seconds, and when (`time.perf_counter`); not parsed."""
+        """The output within so many seconds, and its times (`time.perf_counter`); not parsed."""
         arrived = []
         end_s = time.perf_counter() + seconds
         while (left_s := end_s - time.perf_counter()) > 0:
@@ -165,7 +165,7 @@ class Watched:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one program took.
+    """The cost of one program.
 
     Attributes:
         first_frame_s: median until all GPUs and the first processes are shown.
@@ -246,7 +246,7 @@ def _scenario(numbers: random.Random, pids: list[int], held: list[int]) -> Scena
 
 
 def environment_of(machine: FakeMachine) -> dict[str, str]:
-    """What the programs run in: compiled code is kept next to the scenario, not in this tree."""
+    """The environment of the programs: compiled code is kept next to the scenario, not in this tree."""
     return {**machine.environment, "PYTHONPYCACHEPREFIX": str(machine.folder / "compiled")}
 
 

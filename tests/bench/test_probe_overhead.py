@@ -1,4 +1,4 @@
-"""What the probe costs a training step of about 1 ms, at its own rate. `pytest -m bench -s -n 0 tests/bench -k probe`.
+"""The probe's cost for a training step of about 1 ms, at its own rate. `pytest -m bench -s -n 0 tests/bench -k probe`.
 
 Two ways: the time spent in the hook, and blocks with and without it in turn. The latter is what a user would measure,
 and on a machine that does anything else its noise is larger than what it looks for: only the former is asserted.

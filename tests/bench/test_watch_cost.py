@@ -1,4 +1,4 @@
-"""What eight watched processes add to the Monitor's cost: 8 GPUs, 24 processes, 120×40, 1 s.
+"""The cost that eight watched processes add to the Monitor: 8 GPUs, 24 processes, 120×40, 1 s.
 
 `pytest -m bench -s -n 0 tests/bench/test_watch_cost.py`
 """
@@ -41,7 +41,7 @@ _TRAINING = replace(
 
 @dataclass(frozen=True)
 class Cost:
-    """What one block took."""
+    """The time of one block."""
 
     cpu_s_per_minute: float
     written_kb_per_s: float

@@ -234,7 +234,7 @@ def test_noise_on_the_router_is_refused_and_none_of_it_is_not(noise: float, is_r
 
 @pytest.mark.parametrize("head", ["LlamaForSequenceClassification", "LlamaModel", "\x1b[2J"])
 def test_another_head_is_no_network_of_the_formula(head: str) -> None:
-    with pytest.raises(NoClosedFormError, match="there is a formula for LlamaForCausalLM only") as caught:
+    with pytest.raises(NoClosedFormError, match="the formula is of LlamaForCausalLM") as caught:
         shape_from_hf_config({**LLAMA_2_7B, "architectures": [head]}, "mine")
     assert str(caught.value).isprintable()
 
@@ -253,7 +253,7 @@ def test_another_head_is_no_network_of_the_formula(head: str) -> None:
 )
 def test_names_a_missing_key(config: Config, key: str) -> None:
     without = {name: value for name, value in config.items() if name != key}
-    assert refused(without).endswith(f"has no {key!r}")
+    assert refused(without).endswith(f"has no {key!r}: add it to the file")
 
 
 @pytest.mark.parametrize(
@@ -334,7 +334,7 @@ def test_names_another_file_after_itself(tmp_path: Path) -> None:
         (b'{"model_type": "gpt2",', "is not valid JSON"),
         (b'{"model_type": "\xff"}', "is not valid JSON"),
         (b"[" * 100_000, "is not valid JSON"),
-        (b"[1, 2]", "expected a JSON object"),
+        (b"[1, 2]", "that holds one JSON object"),
         (b"{}", "has no 'model_type'"),
     ],
     ids=["empty", "cut off", "not UTF-8", "nested too deep", "a list", "no keys"],

@@ -73,7 +73,7 @@ def test_a_gpu_is_found_by_what_people_call_it(written: str, meant: str) -> None
 
 def test_a_name_that_is_short_for_several_gpus_lists_them_with_their_memory() -> None:
     with pytest.raises(
-        CatalogError, match=r"^'a100' is short for several GPUs: a100-40gb \(40.00 GiB\), a100-80gb \(80.00"
+        CatalogError, match=r"^'a100' is short for several GPUs, choose one: a100-40gb \(40.00 GiB\), a100-80gb \(80.00"
     ):
         find_gpu("a100")
     with pytest.raises(CatalogError, match=r"^'Orin' is short .*agx-orin-64gb \(61.35 GiB\), jetson-orin-nano-8gb \("):
@@ -102,7 +102,9 @@ def test_a_number_of_a_gpu_is_not_how_much_memory_one_has(number: str) -> None:
 
 @pytest.mark.parametrize("wrong", ["", "---", "zzzz", "!"])
 def test_names_a_few_when_nothing_is_near(wrong: str) -> None:
-    with pytest.raises(CatalogError, match=rf"^unknown GPU '{wrong}': the catalog has {len(gpus())}, such as "):
+    with pytest.raises(
+        CatalogError, match=rf"^unknown GPU '{wrong}': the catalog has {len(gpus())}, choose one such as "
+    ):
         find_gpu(wrong)
 
 
@@ -119,7 +121,7 @@ def test_each_gpu_is_found_by_what_the_driver_calls_it_or_listed_with_those_of_o
 
 
 def _said(find: Callable[[str], Gpu | ModelShape], name: str) -> str:
-    """What is found, or the error."""
+    """The entry found, or the error."""
     try:
         return find(name).name
     except CatalogError as error:

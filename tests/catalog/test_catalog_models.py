@@ -88,7 +88,7 @@ def count_moe(shape: ModelShape) -> int:
 
 
 def count_attention(shape: ModelShape) -> int:
-    """Of DeepSeek's by narrow projections, else as in Llama, with what Qwen3 and gpt-oss have besides."""
+    """Attention's parameters: DeepSeek's by narrow projections, else Llama's, with Qwen3's and gpt-oss's extras."""
     h, heads, width = shape.hidden, shape.heads, shape.attention_width
     if shape.latent is not None:
         q, kv, rope, value = (

@@ -54,9 +54,9 @@ def test_one_of_amd_has_no_reserve() -> None:
         ("custom-much-sm_89", "'much' is not a size"),
         ("custom-512MiB-sm_89", "from 1GiB to 4096GiB, not 0.50 GiB"),
         ("custom-9999GiB-sm_89", "from 1GiB to 4096GiB"),
-        ("custom-20GiB-sm_35", "'sm_35' is none from sm_60 to sm_121"),
-        ("custom-20GiB-hopper", "'hopper' is none from"),
-        ("custom-20GiB-gfx1100", "of AMD's those are: gfx90a, gfx942, gfx950"),
+        ("custom-20GiB-sm_35", "'sm_35' is unknown; write sm_60 to sm_121"),
+        ("custom-20GiB-hopper", "'hopper' is unknown; write"),
+        ("custom-20GiB-gfx1100", "write one of AMD's: gfx90a, gfx942, gfx950"),
     ],
 )
 def test_what_describes_no_gpu_is_one_line(name: str, said: str) -> None:
@@ -110,7 +110,7 @@ class TestSettings:
             ('[gpus.h100-80gb]\nmemory = "20GiB"', "the catalog has a GPU of this name"),
             ('[gpus."My card"]\nmemory = "20GiB"', "write its name in small letters"),
             ('[gpus.my-card]\nmemory = "lots"', "[gpus.my-card] in the settings: memory 'lots' is not a size"),
-            ('[gpus.my-card]\nmemory = "20GiB"\narch = "sm_10"', "'sm_10' is none from sm_60"),
+            ('[gpus.my-card]\nmemory = "20GiB"\narch = "sm_10"', "'sm_10' is unknown; write sm_60"),
         ],
     )
     def test_a_wrong_one_is_one_line(self, monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:

@@ -50,9 +50,10 @@ _NEEDS_MORE = (
     "--gpu 0", "free", "doctor --calibrate", "--host", "--slurm", "--tui", "attach", "--replay", "look 1",
     "look run.pickle", "--once", "--try",
 )  # fmt: skip
-"""What has no answer on this machine: a GPU, another host, a terminal, a process or a file that the text only names."""
+"""Commands without an answer on this machine: they need a GPU, another host, a terminal, a process or a file that the
+text only names."""
 _GOES_ON = ("monitor --json", "monitor --metrics", "monitor --read-only", "monitor --record", "watch --json", "serve")
-"""What ends when it is interrupted."""
+"""Commands that end when interrupted."""
 _ENDS_WITHIN_S = 1200
 """Seconds for every other command, on a machine that may be busy with others."""
 

@@ -1,4 +1,4 @@
-"""What the program states of itself, and what it tells a shell."""
+"""The program's help and version, and its shell completion."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ _FORBIDDEN = FakeGpu(power_w=None, calls=Calls(errors={"nvmlDeviceGetComputeRunn
 
 @pytest.fixture
 def environment(fake_machine: FakeMachine, tmp_path: Path) -> dict[str, str]:
-    """What the program needs to meet the fake machine and no settings of ours."""
+    """The environment in which the program meets the fake machine and no settings of ours."""
     fake_machine.show(Scenario(gpus=[_BUSY, _FORBIDDEN]))
     return {**fake_machine.environment, "PATH": os.environ["PATH"], "XDG_CONFIG_HOME": str(tmp_path)}
 
@@ -368,7 +368,7 @@ def test_a_recording_without_a_reading_is_told_so(program: Program, tmp_path: Pa
     GpuRecorder(tmp_path / "empty").close()
     played = program("monitor", "--replay", str(tmp_path / "empty"), *options)
     assert (played.code, played.out) == (2, "")
-    assert f"--replay: {tmp_path / 'empty'} holds no reading that can be played" in played.err
+    assert f"--replay: {tmp_path / 'empty'} has no reading to play" in played.err
 
 
 def test_metrics_beside_the_lines(environment: dict[str, str]) -> None:
@@ -470,4 +470,7 @@ class TestDoctor:
     def test_a_laptop_without_a_gpu_is_no_fault(self, program: Program, tmp_path: Path) -> None:
         done = program("doctor", env={"XDG_CONFIG_HOME": str(tmp_path)})
         assert done.code == 0
-        assert "skip  driver           no NVIDIA GPU here; --gpu sim:NAME simulates one" in done.out
+        assert (
+            "skip  driver           no NVIDIA GPU here; `gpumem-tui search --gpu sim:h100-80gb` simulates one"
+            in done.out
+        )

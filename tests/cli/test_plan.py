@@ -74,7 +74,7 @@ BASES = {
 
 
 def settings_of(state: PlanState, control: Control) -> list[PlanState]:
-    """What one control can make of a plan: every value of a choice, the next ones of a number."""
+    """The plans that one control can make: every value of a choice, the next ones of a number."""
     if isinstance(control, Choice):
         return [chosen(state, control.key, option.value) for option in control.options(state.draft)]
     return [nudged(state, control.key, way, jump=jump) for way in (-1, 1) for jump in (False, True)]
@@ -176,7 +176,7 @@ Asked = tuple[Options, SearchConfig, int | None, tuple[str, ...], bool]
 
 
 def asked_for(arguments: list[str]) -> Asked:
-    """What a command line asks of a command's plan, through the real parser."""
+    """The request of a command line for a command's plan, through the real parser."""
     with plan.make_context("plan", arguments) as context:
         values = dict(context.params)
         asked = _Asked(**{field.name: values.pop(field.name) for field in fields(_Asked)})

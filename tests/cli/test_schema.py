@@ -1,4 +1,4 @@
-"""What is printed as JSON has the keys and the types of its schema, and no others."""
+"""Printed JSON has the keys and the types of its schema, and no others."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def is_of_its_type(body: JsonObject) -> bool:
 
 
 def faults(found: object, command: str) -> list[str]:
-    """What of a printed object its schema does not allow."""
+    """The parts of a printed object that its schema does not allow."""
     schema = schema_of(command)
     kind = jsonschema.validators.validator_for(schema)
     kind.check_schema(schema)

@@ -111,7 +111,7 @@ def _lines(done: Finished) -> list[dict[str, Any]]:
 
 
 SMALL = ("--layers", "1")
-"""Of gpt2: 46,473,216 parameters."""
+"""Half of gpt2's work: 46,473,216 parameters."""
 TINY = (*SMALL, "--hidden", "64", "--heads", "2", "--vocab", "512", "--seq-len", "64")
 
 

@@ -1,4 +1,4 @@
-"""What `serve` refuses, in one line; that it works is held by tests/serve."""
+"""The refusals of `serve`, in one line; tests/serve holds that it works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the README, the manual, the help and the messages tell to type is understood; and their Python runs."""
+"""Every command in the README, the manual, the help and the messages is understood; and their Python runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GUIDE = "\n".join([README, *(text(topic) for topic in TOPICS)])
 _FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`([^`]+)`", re.DOTALL)
 _PLACES = {"PID": "1", "FILE": "run.pickle", "PATH": "python", "CMD": "python train.py", "TOPIC": "plan"}
-"""What represents something in a text, and something of the kind."""
+"""Placeholders in a text, and an example of each kind."""
 
 
 def _blocks(kind: str) -> list[str]:

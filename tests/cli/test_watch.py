@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from gpumem_tui.attach.target import LIST_LIVING
 from gpumem_tui.watch import hosts
 from tests.attach.loops import LET_US_TRACE, running
 from tests.cli.conftest import Program
@@ -144,7 +145,7 @@ def test_attach_and_watch(program: Program, folder: Path) -> None:
     with training(folder) as (pid, counted):
         done = program("watch", str(pid), env=env, alone=False)
         assert done.code == 4
-        assert "does not publish (yet)" in done.err
+        assert "has no probe yet" in done.err
         assert f"it was not started by `gpumem-tui run`: `gpumem-tui attach {pid}`" in done.err
         asked = program("attach", str(pid), env=env, alone=False)
         hint = f"there is no terminal to ask on: `gpumem-tui attach {pid} --yes`"
@@ -222,13 +223,13 @@ def test_nothing_to_show(program: Program, folder: Path) -> None:
     done = program("watch", gone, env=env, alone=False)
     assert (done.code, done.err) == (
         2,
-        f"gpumem-tui: there is no process {gone}, and none that ended has left anything\n",
+        f"gpumem-tui: there is no process {gone}, and none that ended has left anything; {LIST_LIVING}\n",
     )
     done = program("look", str(os.getpid()), env=env, alone=False)
     assert done.code == 4
-    assert "does not publish" in done.err
+    assert "has no probe yet" in done.err
     done = program("attach", gone, "--yes", env=env, alone=False)
-    assert (done.code, done.err) == (4, f"gpumem-tui: there is no process {gone}\n")
+    assert (done.code, done.err) == (4, f"gpumem-tui: there is no process {gone}; {LIST_LIVING}\n")
     done = program("watch", "--post-mortem", env=env, alone=False)
     assert (done.code, done.err) == (0, "gpumem-tui: no process that was watched has run out of memory\n")
     assert not folder.exists()

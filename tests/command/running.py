@@ -30,7 +30,7 @@ BLOCK = """\
             return x + self.down(F.gelu(self.up(x)))
 
 """
-"""Of scripts that import torch's `nn` and `functional` (as F) and say their WIDTH."""
+"""The head of scripts that import torch's `nn` and `functional` (as F) and set their WIDTH."""
 
 
 def needs(*libraries: str) -> pytest.MarkDecorator:
@@ -61,7 +61,7 @@ class Finished:
 
     @property
     def complaint(self) -> str:
-        """The last line on stderr: what a user is told went wrong."""
+        """The last line on stderr: the error that a user reads."""
         return self.stderr.splitlines()[-1] if self.stderr else ""
 
 

@@ -1,4 +1,4 @@
-"""What the sources of installed libraries ask of tensors, found by walking them, gets a GPU's answer when simulated."""
+"""Questions about tensors in the sources of installed libraries get a GPU's answer when simulated."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def project_with_experts(project: Project) -> Project:
 
 
 EVERY_INPUT = ROWS * WIDTH * 4
-"""What the experts' backward needs: each row goes to one of them."""
+"""Backward's need of the experts: each row goes to one of them."""
 
 
 def test_without_a_share_the_experts_have_all_rows_together(project_with_experts: Project) -> None:
@@ -214,7 +214,7 @@ def test_a_mask_on_the_data_of_the_host_keeps_what_it_keeps_there(project: Proje
 
 
 def test_large_data_of_the_host_is_known_on_the_device(project: Project) -> None:
-    """Unless it is so large that only its range is known."""
+    """Unless it is so large that only its range remains."""
     project.write(
         "train.py",
         """

@@ -248,7 +248,7 @@ def test_an_evaluation_whose_gradients_are_asked_for_keeps_them(project: Project
     assert not causes(project, "train.py", "attack", options=("--through", "eval", "--steps", "3"))
 
 
-# What engines for several GPUs hold
+# Buffers of engines for several GPUs
 
 RANKS = """\
     import os
@@ -292,7 +292,7 @@ def test_buckets_and_gathered_weights_have_their_names(
     assert [copy["line"] for copy in copies] == (["train.py:11"] if how == "ddp" else [])
 
 
-# What a program asks of torch
+# A program's requests to torch
 
 CONVOLUTIONS = """\
     import sys

@@ -1,4 +1,4 @@
-"""What the changes to a command find in it: the blocks that repeat, the losses that can be cut."""
+"""The parts that changes to a command find in it: the blocks that repeat, the losses that can be cut."""
 
 from __future__ import annotations
 

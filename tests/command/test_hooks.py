@@ -1,4 +1,4 @@
-"""What a program's own functions raise in backward is told in one line, with the line that raised."""
+"""An error of a program's own functions in backward is one line, with the line that raised."""
 
 from __future__ import annotations
 

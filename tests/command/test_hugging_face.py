@@ -271,8 +271,8 @@ APART: dict[str, tuple[tuple[str, dict[str, float]], ...]] = {
     ),
     "deepseek_v3": (LOGITS,),
 }
-"""Why our plain network and transformers' class hold other than the same at the peak, by family: of each reason the
-sentence, and by operator how many MiB ours has more. BERT and ViT hold the same. The class is what a plan traces.
+"""Why our plain network and transformers' class hold different amounts at the peak, by family: of each reason the
+sentence, and by operator how many MiB ours has more. BERT and ViT hold equal amounts. The class is what a plan traces.
 
 GPT-OSS's class has its peak elsewhere: see below. The allocator gives ViT's a block 0.7 MiB larger than is asked for.
 """
@@ -410,7 +410,9 @@ def test_the_command_line_takes_a_path_as_a_model(tmp_path: Path, counts: dict[s
     done = Project(tmp_path).run("predict", *options, "--json").json
     assert done["workload"]["model"] == "qwen3_moe"
     assert done["workload"]["architecture"] == "Qwen3MoeForCausalLM"
-    assert done["formula"]["unavailable"].endswith("has 'attention_bias' = True, for which there is no formula")
+    assert done["formula"]["unavailable"].endswith(
+        "has 'attention_bias' = True, which has no formula: use `--python PATH` with transformers"
+    )
     assert done["traced"]["parameters"] == counts["qwen3_moe"][0]
     assert done["traced"]["max_batch_size"] > 4
 

@@ -1,4 +1,4 @@
-"""Whatever starts a script over several GPUs: it runs as rank 0 of them all, once."""
+"""Launchers of a script over several GPUs: it runs as rank 0 of them all, once."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ RANKS = {
     "mpiexec": "PMI_RANK=$rank MPI_LOCALRANKID=$rank PMI_SIZE=$ranks",
     "srun": "SLURM_STEP_ID=0 SLURM_PROCID=$rank SLURM_LOCALID=$rank SLURM_NTASKS=$ranks",
 }
-"""What each of them tells a process."""
+"""The variables that each of them sets."""
 
 
 def started(project: Project, *words: str, options: tuple[str, ...] = ()) -> list[str]:
-    """What the ranks of a command print."""
+    """The output of a command's ranks."""
     done = project.predict(*words, options=options)
     assert done.json["traced"]["buckets"]["parameters"] == 4 << 20
     return [line.removeprefix("  | ") for line in done.stderr.splitlines() if line.startswith("  | rank ")]

@@ -198,7 +198,7 @@ def test_what_a_model_is_tried_out_with_on_the_host_is_no_input(project: Project
 
 @pytest.mark.scripts
 def test_a_program_that_cannot_take_the_longest_is_answered_by_its_own_steps(project: Project) -> None:
-    """As litgpt, whose model is cut to the longest of its data, whatever its configuration could take."""
+    """As litgpt, whose model is cut to the longest of its data, although its configuration could take more."""
     project.write(
         "train.py",
         """

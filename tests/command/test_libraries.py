@@ -1,4 +1,4 @@
-"""What scripts take from libraries and cannot run without a GPU: operators of their own, compilation, saved files."""
+"""Parts of libraries that scripts cannot run without a GPU: operators of their own, compilation, saved files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a command's run has come, as it is told while it continues."""
+"""How far a command's run has come, as it is reported while it continues."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_what_the_program_says_of_its_micro_batches_is_known_in_the_first_step(p
 
 def test_looking_at_a_programs_variables_keeps_none_of_them() -> None:
     class Batch:
-        """What a step replaces."""
+        """The replacements of a step."""
 
     batch = Batch()
     first = weakref.ref(batch)

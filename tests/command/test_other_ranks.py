@@ -1,4 +1,4 @@
-"""What every rank puts on GPU 0 before it has chosen its own is counted there, and named with its remedy."""
+"""Memory that every rank puts on GPU 0 before it has chosen its own is counted there, and named with its remedy."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.scripts, pytest.mark.slow]
 
 STEPS = 2
 SCALARS_BYTES = 16 * 512
-"""What numbers may take that are on the GPU, or on the host, and are not counted there."""
+"""Bytes of numbers on the GPU, or on the host, that are not counted there."""
 WAYS = {
     "torch's Muon": ("torch.optim", "Muon(MATRICES)"),
     "Adafactor": ("torch.optim", "Adafactor(WEIGHTS)"),
@@ -111,7 +111,7 @@ def _kept(text: str) -> Kept:
 
 @pytest.fixture(scope="module")
 def on_both(tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[Kept, str], Kept]:
-    """What each keeps on the simulated GPU, with what the program states, and on the host."""
+    """The state of each on the simulated GPU, with the program's own figure, and on the host."""
     project = Project(tmp_path_factory.mktemp("optimizers"))
     program = project.write("train.py", TRAINING % (STEPS, WAYS))
     done = project.predict("python", "train.py", options=("--steps", "1000"))

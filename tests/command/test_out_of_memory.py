@@ -240,7 +240,7 @@ def test_lightnings_finder_settles(project: Project) -> None:
 
 
 def test_lightnings_finder_is_known_by_the_name_it_had_before_its_second_version(project: Project) -> None:
-    """Of 1.9 the function has no underscore, and its absence would end the import."""
+    """In 1.9 the function has no underscore, and its absence would end the import."""
     project.write("pytorch_lightning/__init__.py", "")
     project.write("pytorch_lightning/tuner/__init__.py", "")
     project.write(

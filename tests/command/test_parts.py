@@ -1,4 +1,4 @@
-"""What buckets consist of: frozen weights, and copies of the model that nobody trains."""
+"""Parts of buckets: frozen weights, and copies of the model that nobody trains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program that no option shards is run sharded, and shows what to write: that, written into it, takes the same."""
+"""A program that no option shards is run sharded, and lists lines to write: written into it, they take equal memory."""
 
 from __future__ import annotations
 

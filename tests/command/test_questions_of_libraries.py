@@ -1,6 +1,6 @@
-"""What transformers, accelerate, diffusers, PEFT, torchvision and torch ask of tensors: answered as by those of a GPU.
+"""Questions of transformers, accelerate, diffusers, PEFT, torchvision and torch about tensors: answered as by a GPU's.
 
-One script asks them all, of real tensors on the host and of the simulated GPU's; the answers must be the same. Another
+One script asks them all, of real tensors on the host and of the simulated GPU's; the answers must agree. Another
 test looks through the libraries' source for questions about fake tensors that the script does not ask.
 """
 
@@ -177,7 +177,7 @@ def test_no_library_asks_about_fake_tensors_in_another_place(library: str) -> No
 
 
 def _asking(folder: Path) -> set[tuple[Path, str]]:
-    """Return the files and functions of a library in which one of `ABOUT_FAKES` is said."""
+    """Return the files and functions of a library that name one of `ABOUT_FAKES`."""
     found = set()
     for path in folder.rglob("*.py"):
         text = path.read_text(encoding="utf-8")

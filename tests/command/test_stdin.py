@@ -1,4 +1,4 @@
-"""What scripts find on their standard input."""
+"""The standard input of scripts."""
 
 from __future__ import annotations
 

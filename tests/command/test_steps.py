@@ -1,4 +1,4 @@
-"""What counts as a step of a program, and steps in parts."""
+"""The steps of a program, and steps in parts."""
 
 from __future__ import annotations
 

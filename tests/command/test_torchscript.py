@@ -9,7 +9,7 @@ from tests.command.running import Project
 pytestmark = pytest.mark.scripts
 
 WEIGHTS_BYTES = 4 * (4 * 64 * (64 + 64 + 2) + 64 * 64 + 64)
-"""Of an LSTM and a linear layer, 64 wide."""
+"""The parameters of an LSTM and a linear layer, 64 wide."""
 
 TRAINING = """
     import torch

@@ -1,4 +1,4 @@
-"""Advice is a complete line: it is typed as it stands, in the folder that it was given in, and answers."""
+"""Advice is a complete line: it is typed as it is, in the folder that it was given in, and answers."""
 
 from __future__ import annotations
 

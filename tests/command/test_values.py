@@ -1,4 +1,4 @@
-"""What a program copies to the device it can read back: branches and shapes that depend on its data are a GPU's."""
+"""A program can read back its copies on the device: branches and shapes that depend on its data are a GPU's."""
 
 from __future__ import annotations
 

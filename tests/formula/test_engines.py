@@ -1,4 +1,4 @@
-"""What engines with a mixed precision of their own keep, counted by hand."""
+"""The state of engines with a mixed precision of their own, counted by hand."""
 
 from __future__ import annotations
 

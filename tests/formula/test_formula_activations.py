@@ -23,7 +23,7 @@ SIXTEEN_BIT: list[Precision] = ["amp-bf16", "amp-fp16", "bf16"]
 
 
 def blocks_bytes(shape: ModelShape, recipe: Recipe, bucket: Bucket | None = None) -> int:
-    """What the textbook's blocks keep for a batch of BATCH, in one bucket or in all."""
+    """The bytes that the textbook's blocks keep for a batch of BATCH, in one bucket or in all."""
     rows = [row for row in block_rows(resolve(shape, recipe), BATCH) if not row.name.startswith(BEYOND_THE_TEXTBOOK)]
     return sum(row.size_bytes for row in rows if bucket in (None, row.bucket))
 

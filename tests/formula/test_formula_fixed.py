@@ -172,7 +172,7 @@ def _by_bucket(rows: Iterable[FormulaRow]) -> dict[Bucket, int]:
 
 
 class TestGathered:
-    """What FSDP2 holds whole: all outside the blocks, and two blocks."""
+    """The parameters that FSDP2 holds whole: all outside the blocks, and two blocks."""
 
     def test_gpt2(self) -> None:
         outside = 50_257 * 768 + 1024 * 768 + 2 * 768

@@ -1,4 +1,4 @@
-"""What must hold for every shape and recipe."""
+"""Properties of every shape and recipe."""
 
 from __future__ import annotations
 

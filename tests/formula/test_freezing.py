@@ -137,7 +137,7 @@ def test_backward_ends_before_the_frozen_blocks(name: str) -> None:
 
 
 def flops_of(name: str, recipe: Recipe) -> int:
-    """Of one sample; forward is a third of a step in which all is trained."""
+    """The work of one sample; forward is a third of a step in which all is trained."""
     flops = training_flops(find_model(name), recipe)
     assert isinstance(flops, int)
     return flops

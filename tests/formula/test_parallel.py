@@ -32,7 +32,7 @@ def recipe(**values: Any) -> Recipe:
 
 
 def block_bytes(shape: ModelShape, made: Recipe) -> int:
-    """What the blocks keep as the last of them goes backward."""
+    """The bytes of the blocks as the last of them goes backward."""
     rows = at_moment(terms(shape, made, 1), Moment.LAST_BLOCK)
     return sum(row.size_bytes for row in rows if row.name in BLOCK_ROWS)
 

@@ -1,4 +1,4 @@
-"""What a session does with the program itself on a GPU: each activity states in a line what came of it."""
+"""Activities of a session with the program itself on a GPU: each reports its outcome in a line."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _json(text: str) -> list[dict[str, Any]]:
         raise Failed(f"not JSON: {error}") from error
 
 
-# What the machine is
+# The machine
 
 
 def _doctor(place: Place, limit: Limit) -> str:
@@ -149,7 +149,7 @@ class Training:
             time.sleep(0.1)
 
     def says(self) -> dict[str, int]:
-        """What it truly holds, in bytes, and its pid."""
+        """Its true memory, in bytes, and its pid."""
         said: dict[str, int] = json.loads(self._truth.read_text())
         return said
 
@@ -199,7 +199,7 @@ def _death(place: Place, limit: Limit) -> str:
 # The terminal program
 
 _SETTLING_S = 1.0
-"""What is wanted is on the screen, and the rest of it comes."""
+"""The wanted text is on the screen, and the rest of it comes."""
 
 
 def _screen(name: str, *arguments: str, until: str, within: str = "") -> Callable[[Place, Limit], str]:
@@ -220,7 +220,7 @@ def _screen(name: str, *arguments: str, until: str, within: str = "") -> Callabl
 
 @contextlib.contextmanager
 def _shown(place: Place, name: str, *words: str) -> Iterator[Terminal]:
-    """The program in a terminal; what it shows in the end is kept, whatever became of it."""
+    """The program in a terminal; its last screen is kept in any case."""
     from tests.terminal.terminal import terminal
 
     env = place.environment(name)
@@ -286,7 +286,7 @@ _RAMP = ("search", "--gpu", "GPU", "--model", "gpt2", "--strategy", "ramp")
 
 
 def activities() -> list[Activity]:
-    """What comes before the programs, the most telling first."""
+    """The activities before the programs, the most telling first."""
     ramp = _screen("screen-search", *_RAMP, within=_SIXTH_TRIAL, until="VERIFIED")
     shared = _searched("search-share", "--share", "--limit", "16GiB", "--", *_GPT, neighbour=True)
     return [

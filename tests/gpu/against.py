@@ -144,7 +144,7 @@ def compare(
 def _start(file: Sequence[Key], traced: Sequence[Key]) -> tuple[int, int] | None:
     """Find where the two first agree.
 
-    The longest stretch that can be had decides which parts of them are the same, and where both have something before
+    The longest stretch that can be had decides which parts of them are equal, and where both have something before
     it, a shorter one there is the start.
     """
     start: tuple[int, int] | None = None

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def report(run: RecordedRun) -> Iterator[str]:
-    """What to say of one run."""
+    """The words for one run."""
     failures = [
         f"{name}: {side.error}" for name, side in (("real", run.real), ("simulated", run.simulated)) if side.error
     ]

@@ -1,4 +1,4 @@
-"""What cuDNN took for each convolution of a recorded run: `python -m tests.gpu.convolutions HISTORY MODEL BATCH`.
+"""cuDNN's workspace for each convolution of a recorded run: `python -m tests.gpu.convolutions HISTORY MODEL BATCH`.
 
 HISTORY is an allocator history, `*.events.json.gz`, of a program that trains MODEL of timm. Prints the rows of
 `tests/recordings/h200/convolutions.csv`: a workspace is between the result that it is for and what is made next.

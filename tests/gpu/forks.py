@@ -27,7 +27,7 @@ class Fork:
 
     @classmethod
     def start(cls, work: Callable[[Write], None]) -> Fork:
-        """Run `work` in a child, which ends with it. What it prints goes where this process prints."""
+        """Run `work` in a child, which ends with it. Its output goes where this process prints."""
         handle, name = tempfile.mkstemp(prefix="gpumem-fork-")
         os.close(handle)
         result = Path(name)

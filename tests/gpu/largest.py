@@ -95,7 +95,7 @@ def try_on_gpu(edge: Edge, batch_size: int, write: Write) -> None:
 
 
 def try_in_rehearsal(edge: Edge, batch_size: int, gpu: Gpu, write: Write) -> None:
-    """What `try_on_gpu` does, on the simulated GPU."""
+    """The counterpart of `try_on_gpu` on the simulated GPU."""
     from gpumem_tui.simulator.device.gpu import SimulatedGpu
 
     simulated = SimulatedGpu(gpu, profile_for(torch.__version__, gpu), limit_bytes=edge.limit_bytes)

@@ -37,7 +37,7 @@ def start() -> None:
 
 
 def own_bytes() -> dict[str, Any]:
-    """What the driver reports of this process and of its GPU, or why it gives nothing."""
+    """The driver's figures of this process and of its GPU, or why they are missing."""
     try:
         import pynvml
 
@@ -52,7 +52,7 @@ def own_bytes() -> dict[str, Any]:
 
 
 def finish(path: str, began_s: float) -> None:
-    """Write the figures, then the history: the figures are there whatever becomes of it."""
+    """Write the figures, then the history: the figures are there even if that fails."""
     try:
         torch.cuda.synchronize()
     except Exception as error:  # noqa: BLE001  after a failed kernel nothing synchronizes
@@ -79,7 +79,7 @@ def finish(path: str, began_s: float) -> None:
 
 
 def history(snapshot: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of a snapshot: numbers, and places in the program."""
+    """The kept parts of a snapshot: numbers, and places in the program."""
     sites: dict[str, int] = {}
 
     def site(event: Mapping[str, Any]) -> int:

@@ -1,7 +1,7 @@
 """Rows that a GPU measured next to what this checkout predicts of them: `python -m tests.gpu.measured [ROW …]`.
 
 Needs no GPU, but an interpreter (`--python`) that has what the programs need. Inside is a row whose allocated bytes are
-within 0.1 %, whose reserved ones are within 1 %, and whose total is in the range that is predicted. What is outside
+within 0.1 %, whose reserved ones are within 1 %, and whose total is in the range that is predicted. Each row outside
 has its cause in `causes.toml` next to the figures: the exit code is 1 where a row lacks one, or has one and is inside.
 """
 
@@ -91,7 +91,7 @@ class Folder:
         )  # fmt: skip
 
     def complaint(self, found: Comparison) -> str:
-        """What is wrong with the cause on record of a row; empty if nothing is."""
+        """The fault of a row's cause on record; empty without one."""
         cause = self.causes.get(found.name)
         if cause is None:
             return f"outside without a cause: {'; '.join(found.outside)}" if found.outside else ""

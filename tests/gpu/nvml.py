@@ -15,7 +15,7 @@ def device_memory() -> dict[str, int] | str:
 
 
 def own_bytes() -> int | str:
-    """What the driver states that this process holds of GPU 0, or why it does not say."""
+    """The driver's figure of this process on GPU 0, or why it is missing."""
     found = _ask(lambda nvml, handle: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
     if isinstance(found, str):
         return found

@@ -1,4 +1,4 @@
-"""What a row's program held on a GPU next to what is predicted of it, and the one table of that: text, CSV,
+"""The memory of a row's program on a GPU next to its prediction, and the one table of that: text, CSV,
 Markdown."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FIGURES = ("requested", "allocated", "reserved", "reserved_at_end", "beside_all
 
 
 class Real(msgspec.Struct, frozen=True, kw_only=True):
-    """What the allocator and the driver said of a process, in bytes; `error` instead where it did not end.
+    """The allocator's and the driver's figures of a process, in bytes; `error` instead if it did not end.
 
     Attributes:
         reserved_at_end: when the program ended, as it may give back on the way.
@@ -50,12 +50,12 @@ class Real(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def device(self) -> int:
-        """What the process took of the GPU at its highest; 0 where that is not known."""
+        """The highest memory of the process on the GPU; 0 if unknown."""
         return self.reserved + self.beside_allocator if self.beside_allocator else 0
 
 
 class Predicted(msgspec.Struct, frozen=True, kw_only=True):
-    """What `predict` states, in bytes; `error` instead where it gives nothing."""
+    """The prediction of `predict`, in bytes; `error` instead if it is missing."""
 
     allocated: int = 0
     reserved: int = 0
@@ -138,7 +138,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_false_fit(self) -> bool:
-        """Whether the process took more than the highest that was predicted, on a GPU on which it was said to fit."""
+        """Whether the process took more than the highest prediction, on a GPU on which it was predicted to fit."""
         return self.is_whole and self.predicted.fit == "fits" and self.device == "above"
 
 
@@ -260,7 +260,7 @@ def summary(rows: Sequence[Comparison]) -> Iterator[str]:
             f"{where.count('unknown')} unknown; ranges wider than {WIDE_PERCENT:.0f} %: {', '.join(wide) or 'none'}"
         )
     false = [row.name for row in whole if row.is_false_fit]
-    yield f"took more than the highest predicted though it was said to fit: {', '.join(false) or 'none'}"
+    yield f"took more than the highest predicted though it was predicted to fit: {', '.join(false) or 'none'}"
     unsaid = [row.name for row in rows if row.outside and not row.cause and not row.real.error]
     yield f"outside without a known cause: {', '.join(unsaid) or 'none'}"
 

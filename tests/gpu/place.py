@@ -47,7 +47,7 @@ class NoGpu(Exception):
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What a session runs on.
+    """The machine of a session.
 
     Attributes:
         total_bytes: as CUDA counts it.
@@ -118,7 +118,7 @@ def _driver() -> str:
 
 
 class Place:
-    """What an activity needs.
+    """The needs of an activity.
 
     Attributes:
         work: a folder for what it leaves behind, without folders in it.

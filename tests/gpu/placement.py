@@ -30,7 +30,7 @@ class StartSegment:
 
 @dataclass(frozen=True)
 class Placed:
-    """What a replay that agreed with its recording came to.
+    """The result of a replay that agreed with its recording.
 
     Attributes:
         requested_bytes, allocated_bytes, reserved_bytes: the highest of the run.

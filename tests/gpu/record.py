@@ -1,7 +1,7 @@
 """Record a real GPU, next to the simulated one under the same torch: `python -m tests.gpu.record`.
 
 Needs one NVIDIA GPU, torch and msgspec, and nvidia-ml-py for the driver's figures; nothing else. Every run is a process
-of its own. One file per GPU and torch, a line per run, written as soon as it is known: what is recorded already is
+of its own. One file per GPU and torch, a line per run, written at once: recorded rows are
 skipped, so a run that was stopped is resumed by the same command.
 """
 
@@ -192,7 +192,7 @@ def _slug(text: str) -> str:
 
 
 def _recorded_ids(folder: Path, machine: Machine) -> set[str]:
-    """What need not run again: it ran on this GPU, torch and driver, and the real side came to an answer."""
+    """Rows that need not run again: they ran on this GPU, torch and driver, and the real side came to an answer."""
     return {
         found.id
         for found in load_recordings(folder)
@@ -218,7 +218,7 @@ def _line(recorded: Recorded) -> str:
 
 
 def _machine() -> Machine:
-    """What this machine is, asked in a child, since asking touches CUDA.
+    """The machine, asked in a child, since asking touches CUDA.
 
     Raises:
         NoGpu: torch finds no CUDA device here.

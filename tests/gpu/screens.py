@@ -33,7 +33,7 @@ def picture(screen: Any, name: str) -> str:
 
 
 def _line(screen: Any, row: int) -> Text:
-    """A row, with one span for neighbours that look the same."""
+    """A row, with one span for neighbours that look alike."""
     cells = [screen.buffer[row][column] for column in range(screen.columns)]
     spans = ((style, "".join(cell.data for cell in alike)) for style, alike in groupby(cells, _style))
     return Text.assemble(*((text, style) for style, text in spans))

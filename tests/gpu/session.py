@@ -2,11 +2,11 @@
 
 Runs, the most telling first: doctor and calibration; searches of a command, on the screen, under a limit, next to a
 neighbour; training that is watched, attached to and dies; screens; the recorder, and next to it the programs of
-`tests/gpu/programs` with what is predicted of each. What needs the card alone has it alone; the rest runs side by side,
-as an allocator's figures are a process's own and NVML tells processes apart. Each has its time limit, and one that
-fails is a line of the table.
+`tests/gpu/programs` with what is predicted of each. Activities that need the card alone have it alone; the rest runs
+side by side, as an allocator's figures are a process's own and NVML tells processes apart. Each has its time limit, and
+one that fails is a line of the table.
 
-What is done is kept in DIR at once: the same command continues where it was stopped. In the end DIR has table.csv and
+Results are kept in DIR at once: the same command continues where it was stopped. In the end DIR has table.csv and
 table.md, the recordings, state.ndjson and, in zip files of at most 15 MB, histories, screens and all that was printed.
 """
 
@@ -186,7 +186,7 @@ def _lanes(machine: Machine, wanted: int) -> dict[str, int]:
     return {"gpu": on_gpu, "processor": max(1, processors - on_gpu - 1)}
 
 
-# What is done
+# Activities
 
 
 def _steps(place: Place) -> list[Step]:
@@ -302,7 +302,7 @@ def _collect(running: dict[Future[Done | None], Step], state: State, deadline: f
 
 
 def _startable(waiting: Sequence[Step], running: Sequence[Activity], lanes: dict[str, int]) -> list[Step]:
-    """What may start now. What needs the card alone holds up all that comes after it on the GPU."""
+    """The activities that may start now. One that needs the card alone holds up all that comes after it on the GPU."""
     found: list[Step] = []
     uses = [activity.uses for activity in running]
     gpu_is_open = "card" not in uses
@@ -347,7 +347,7 @@ def _line(done: Done) -> str:
     return f"{done.name}: {said}"
 
 
-# What comes of it
+# Results
 
 
 def _close(folder: Path, machine: Machine, state: State, total: int) -> int:

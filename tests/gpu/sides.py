@@ -28,7 +28,7 @@ from tests.published.measurements import PhasePeaks, Side
 
 _FIRST = torch.device("cuda", 0)
 Entries = Callable[[], Iterable[Mapping[str, Any]]]
-"""What yields the allocator's history entries so far, of one device."""
+"""Yields the allocator's history entries so far, of one device."""
 
 
 class Sided(msgspec.Struct, frozen=True):
@@ -111,7 +111,7 @@ def simulated(configuration: Configuration, gpu: Gpu, write: Write) -> None:
 
 
 def rehearsed(configuration: Configuration, gpu: Gpu, write: Write) -> None:
-    """What `real` does, on the simulated GPU with an allocator that keeps a history such as CUDA's."""
+    """The counterpart of `real`, on the simulated GPU with an allocator that keeps a history such as CUDA's."""
     from gpumem_tui.simulator.device.gpu import SimulatedGpu
     from tests.gpu.placement import HistoryKeepingAllocator
 
@@ -142,7 +142,7 @@ def _run(
 ) -> Sided:
     """Run the steps; what raises is the side's error. `entries`: with them placement is part of the history.
 
-    The figures are written before the history is taken apart, so that they are there whatever becomes of it.
+    The figures are written before the history is taken apart, so that they are there even if that fails.
     """
     memory: Any = torch.cuda
     meter = _Meter(recorder)
@@ -187,7 +187,7 @@ def _composition(meter: _Meter, entries: Entries | None) -> tuple[str, dict[str,
 
 
 def _beside_allocator(device: torch.device) -> int:
-    """What this process holds outside its allocator, in bytes: by NVML, which tells it from others on the GPU.
+    """The memory of this process outside its allocator, in bytes: by NVML, which tells it from others on the GPU.
 
     Without NVML, and on the simulated GPU, what is used of the whole device counts as this process's.
     """
@@ -201,5 +201,5 @@ def _beside_allocator(device: torch.device) -> int:
 
 
 def allocator_options() -> str:
-    """What the user set for CUDA's allocator, empty for nothing."""
+    """The user's settings of CUDA's allocator, empty for none."""
     return os.environ.get("PYTORCH_CUDA_ALLOC_CONF", os.environ.get("PYTORCH_ALLOC_CONF", ""))

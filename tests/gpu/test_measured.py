@@ -22,7 +22,7 @@ from tests.gpu.rows import PROGRAMS, Interpreter, NotHere, Row, load_rows
 MEASURED = Folder(DEFAULT_FOLDER)
 _SEGMENTS = {"segment_alloc": 1, "segment_free": -1, "segment_map": 1, "segment_unmap": -1}
 FEW_NEEDS = [row for row in MEASURED.rows if {*row.needs} <= {"transformers", "accelerate", "peft"} and not row.clone]
-"""What the extra "libraries" has, without what is compiled, which takes long."""
+"""The packages of the extra "libraries", without compiled ones, which take long."""
 
 
 def test_each_row_is_a_program_of_its_own() -> None:
@@ -55,7 +55,7 @@ def test_what_was_measured_is_in_the_table_of_programs_as_it_ran() -> None:
 
 @pytest.mark.parametrize("name", MEASURED.real)
 def test_a_history_comes_to_the_figures_beside_it(name: str) -> None:
-    """What was asked for and what was reserved, event by event, have the recorded peaks."""
+    """The requested and the reserved bytes, event by event, have the recorded peaks."""
     with gzip.open(DEFAULT_FOLDER / "events" / f"{name}.events.json.gz") as file:
         (events,) = [trace for trace in json.load(file)["traces"] if trace]
     requested, reserved = (

@@ -143,7 +143,7 @@ def test_a_program_that_is_ended_takes_along_what_it_started(tmp_path: Path) -> 
     wait_until_gone([child])
 
 
-# What is packed
+# Packing
 
 
 def test_files_are_packed_and_packed_again_with_what_came_since(

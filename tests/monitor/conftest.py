@@ -1,4 +1,4 @@
-"""What every test of the Monitor begins with."""
+"""Fixtures of every test of the Monitor."""
 
 from __future__ import annotations
 

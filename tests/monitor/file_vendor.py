@@ -109,7 +109,7 @@ class FileGpu:
         return Memory(total, 0, used, total - used)
 
     def compute_processes(self) -> Reading[tuple[ListedProcess, ...]]:
-        """Those of KFD."""
+        """KFD's processes."""
         return self.backend.held(self.index)
 
     def graphics_processes(self) -> Reading[tuple[ListedProcess, ...]]:

@@ -7,7 +7,7 @@ from gpumem_tui.monitor.threads import LatestSnapshot
 
 
 class Scripted(LatestSnapshot):
-    """Stands still until another snapshot is shown."""
+    """A source that stops until another snapshot is shown."""
 
     def __init__(self, snapshot: Snapshot | None = None) -> None:
         super().__init__()

@@ -48,12 +48,12 @@ def process(pid: int, used_bytes: Value, **changes: Any) -> GpuProcess:
 
 
 def memory(used_bytes: int, total_bytes: int = 80 * GIB) -> Memory:
-    """What a driver since 510 states of a GPU that uses this much."""
+    """The answer of a driver since 510 for a GPU that uses this much."""
     return Memory(total_bytes, RESERVED_BYTES, used_bytes, total_bytes - RESERVED_BYTES - used_bytes)
 
 
 def ledger(held: Memory, processes: Sequence[GpuProcess], unaccounted_bytes: int, note: str) -> Ledger[GpuProcess]:
-    """What adds up: the driver's reserve, the processes in their order, what nobody accounts for, and what is free."""
+    """Parts that add up: the driver's reserve, the processes in their order, unaccounted memory, and free memory."""
     rows = (
         LedgerRow(Bucket.DRIVER_RESERVED, RESERVED_BYTES),
         *(LedgerRow(Bucket.PROCESS, process.used_bytes, process) for process in processes),
@@ -112,7 +112,7 @@ def changed(one: GpuReading, **changes: Any) -> GpuReading:
 
 
 def printed(body: object) -> Any:
-    """What a program reads of an object that is printed as JSON."""
+    """The form in which a program reads an object printed as JSON."""
     return json.loads(encoded(body))
 
 

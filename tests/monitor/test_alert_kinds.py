@@ -26,7 +26,7 @@ from tests.monitor.snapshots import START_S, gpu, machine, process
 
 @dataclass(frozen=True)
 class Cause:
-    """What makes a kind begin: snapshots a second apart, and what probes say."""
+    """Causes of each kind: snapshots a second apart, and probes' reports."""
 
     snapshots: Sequence[Snapshot]
     ended: Sequence[RanOutOfMemory] = ()
@@ -34,7 +34,7 @@ class Cause:
     stopped: Sequence[Stopped] = ()
 
     def alerts(self) -> tuple[Alert, ...]:
-        """What is the matter after the last of them."""
+        """The alerts after the last of them."""
         judge, said = Alerts(), ProbeReport({}, tuple(self.ended), tuple(self.growing), tuple(self.stopped))
         found: tuple[Alert, ...] = ()
         for snapshot in self.snapshots:

@@ -282,7 +282,7 @@ SIZE = 80 * GIB
 
 
 def _forecasts(share: Callable[[int], float], seconds: int = 1200) -> list[tuple[int, float]]:
-    """Return at which second it was told how many are left, for a device that is in use so far."""
+    """Return at which second an alert told how many are left, for a device that is in use so far."""
     trend, found = Trend(), []
     for second in range(seconds):
         trend.add(second, round(SIZE * share(second)))

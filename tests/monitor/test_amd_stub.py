@@ -65,7 +65,7 @@ _MORE = ("total_bytes", "slowdown_temperature_c", "compute_units")
 
 @pytest.fixture
 def backend(fake_amd: AmdMachine) -> Iterator[AmdSmi]:
-    """Of a machine with a busy GPU, started."""
+    """The backend of a machine with a busy GPU, started."""
     fake_amd.show(machine_of([_BUSY_GPU]))
     opened = AmdSmi(fake_amd.proc)
     opened.start()

@@ -33,7 +33,7 @@ from tests.watch.rings import RECORD, RingFile, this_process
 
 RESERVED = 20 * MIB
 USED = {"context": 400 * MIB, "cuBLAS": 470 * MIB, "cuDNN": 530 * MIB, "NCCL": 690 * MIB, "eager": 910 * MIB}
-"""What the process is to take outside its allocator at each stage."""
+"""The memory that the process takes outside its allocator at each stage."""
 
 _TORCH = """
 import os, shutil
@@ -292,7 +292,7 @@ def test_other_words_are_refused(
     arguments = ["doctor", "--calibrate", "--seen", words, "--output", str(path)]
     monkeypatch.setattr(sys, "argv", ["gpumem-tui", *arguments])
     assert run() == EXIT_FAILED
-    assert "is no GPU, its bytes, driver, torch, least and most bytes" in capsys.readouterr().err
+    assert "write GPU, its bytes, driver, torch, least and most bytes" in capsys.readouterr().err
     assert not path.exists()
 
 

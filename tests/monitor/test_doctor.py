@@ -99,7 +99,7 @@ class TestGpus:
             (
                 gpu(processes=(process(9, Unknown("not available")),)),
                 Status.WARN,
-                "the driver does not tell memory by process (WSL, MIG or vGPU)",
+                "the driver does not report memory by process (WSL, MIG or vGPU)",
             ),
         ],
     )
@@ -150,7 +150,7 @@ def test_container(system: System, marked: bool, environ: dict[str, str], status
     ("changes", "status", "found"),
     [
         ({}, Status.OK, "120×40, xterm-256color, 16 million colours, utf-8"),
-        ({"is_terminal": False}, Status.SKIP, "none: the screen needs one, --json and --once do not"),
+        ({"is_terminal": False}, Status.SKIP, "none: the screen needs one; `gpumem-tui monitor --once` does not"),
         ({"size": (60, 20)}, Status.WARN, "60×20, xterm-256color, 16 million colours, utf-8"),
         ({"size": (0, 0)}, Status.OK, "size unknown, xterm-256color, 16 million colours, utf-8"),
         ({"encoding": "ANSI_X3.4-1968"}, Status.WARN, "120×40, xterm-256color, 16 million colours, ANSI_X3.4-1968"),
@@ -203,7 +203,9 @@ def test_probe_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("GPUMEM_TUI_DIR", str(file))
     check = doctor.probe_directory_check()
     assert (check.status, check.found) == (Status.FAIL, f"{file} is not a directory")
-    assert check.remedy == "set GPUMEM_TUI_DIR to another folder", "not to remove what may be precious"
+    assert check.remedy == "`export GPUMEM_TUI_DIR=FOLDER` where you train and where you watch", (
+        "not to remove what may be precious"
+    )
 
 
 def test_a_full_probe_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +237,7 @@ def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 class TestTorch:
     @pytest.fixture
     def fake(self, tmp_path: Path) -> Path:
-        """An interpreter whose torch is whatever torch.py states."""
+        """An interpreter whose torch is the text of torch.py."""
         program = tmp_path / "python"
         program.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
         program.chmod(0o755)
@@ -275,7 +277,7 @@ class TestTorch:
         assert check.status is status
         assert "is too old to simulate a GPU: 2.6 or newer is needed; in an environment that has" in check.found
         assert "; with this one `run`, `attach`" in check.found
-        assert "upgrade it there" in check.remedy
+        assert "pip install --upgrade torch" in check.remedy
 
     @pytest.mark.parametrize(
         ("text", "found"),

@@ -1,4 +1,4 @@
-"""What the driver may do to us, and what the snapshots then say: the real pynvml on the fake library."""
+"""Faults of the driver, and the snapshots then: the real pynvml on the fake library."""
 
 from __future__ import annotations
 
@@ -314,8 +314,8 @@ def test_what_no_gpu_can_have_is_unknown_with_what_the_driver_says(fake_nvml: Fa
     fake_nvml.show(Scenario(gpus=[replace(hot, sm_clock_mhz=10**6)]))
     with watching() as sampler:
         now = gpu(until(sampler, is_complete), 0).telemetry
-    assert now.power_w == Unknown("impossible: the driver says 4,294,967")
-    assert now.temperature_c == Unknown("impossible: the driver says 4,000")
+    assert now.power_w == Unknown("impossible: the driver reports 4,294,967")
+    assert now.temperature_c == Unknown("impossible: the driver reports 4,000")
     unknown = (now.power_limit_w, now.utilization_percent, now.fan_percent, now.sm_clock_mhz)
     assert all(isinstance(value, Unknown) for value in unknown)
     assert now.memory_clock_mhz == 1593, "others stand"
@@ -329,7 +329,7 @@ def test_a_process_larger_than_the_device_makes_no_other_smaller(fake_nvml: Fake
     assert not isinstance(found.processes, Unknown)
     assert not isinstance(found.ledger, Unknown)
     sizes = {each.pid: each.used_bytes for each in found.processes}
-    assert sizes == {11: 20 * GIB, 12: Unknown("impossible: the driver says 300.00 GiB, of a device of 80.00 GiB")}
+    assert sizes == {11: 20 * GIB, 12: Unknown("impossible: the driver reports 300.00 GiB, of a device of 80.00 GiB")}
     assert found.ledger.size_bytes(Bucket.PROCESS) == 20 * GIB
     assert found.ledger.size_bytes(Bucket.UNACCOUNTED) == 10 * GIB
 

@@ -1,4 +1,4 @@
-"""What one thread makes and others take."""
+"""Values that one thread makes and others take."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def script(folder: Path, text: str) -> tuple[str, ...]:
 
 @pytest.fixture
 def told(tmp_path: Path) -> TOLD:
-    """What the command of `notifier` was given so far."""
+    """The alerts that the command of `notifier` got so far."""
 
     def read() -> list[dict[str, object]]:
         lines = (tmp_path / "told").read_text().splitlines() if (tmp_path / "told").exists() else []

@@ -1,4 +1,4 @@
-"""An error of the program in a thread is named as such, with its file and line; the thread continues."""
+"""An error of the program in a thread is named as ours, with its file and line; the thread continues."""
 
 from __future__ import annotations
 

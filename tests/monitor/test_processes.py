@@ -281,4 +281,7 @@ class TestSignals:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
         if "no other user" in done.stderr:
             pytest.skip("needs root to become another user")
-        assert done.stdout == f"no permission to signal pid {os.getpid()} of user {getpass.getuser()}\n"
+        assert (
+            done.stdout
+            == f"no permission to signal pid {os.getpid()} of user {getpass.getuser()}; `sudo kill {os.getpid()}` can\n"
+        )

@@ -75,7 +75,7 @@ _FIRES = {
         f"gpumem_training_step_seconds{{{_RANK}}}": "1x180",
     },
 }
-"""What makes each fire in three hours, a value a minute."""
+"""The values that make each fire in three hours, a value a minute."""
 _QUIET = {
     f"gpumem_gpu_other_ranks{{{_GPU}}}": "0x180",
     f"gpumem_gpu_temperature_celsius{{{_GPU}}}": "86x180",
@@ -86,7 +86,7 @@ _QUIET = {
     f"gpumem_gpu_memory_used_bytes{{{_GPU}}}": "94x180",
     f'gpumem_gpu_memory_bytes{{{_GPU}, row="free"}}': "6x180",
 }
-"""What makes none of them fire."""
+"""Values that make none of them fire."""
 
 
 def test_what_makes_each_fire_is_written_down() -> None:

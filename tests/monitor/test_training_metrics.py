@@ -1,4 +1,4 @@
-"""What probes say, as metrics: by rank and bucket, bounded, and as OpenMetrics has it."""
+"""Probes' reports as metrics: by rank and bucket, bounded, and as OpenMetrics has it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _of(samples: list[Sample], name: str, **labels: str) -> list[float]:
 
 @contextmanager
 def _open_metrics(*machines: Machine) -> Iterator[str]:
-    """What Prometheus gets, which asks for OpenMetrics."""
+    """The answer to Prometheus, which asks for OpenMetrics."""
     server = Server(lambda: machines, "127.0.0.1", 0)
     asked = {"Accept": "application/openmetrics-text;version=1.0.0"}
     try:

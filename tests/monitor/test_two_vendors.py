@@ -35,7 +35,7 @@ _BOTH = "driver 550.54.14, CUDA 12.4"
 
 @pytest.fixture
 def sampler(fake_nvml: FakeMachine, fake_amd: AmdMachine) -> Iterator[Sampler]:
-    """Of a machine with two GPUs of each vendor, one of them busy; not started."""
+    """The backends of a machine with two GPUs of each vendor, one of them busy; not started."""
     fake_nvml.show(Scenario(gpus=[FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b", used_bytes=30 * GIB)]))
     fake_amd.show(machine_of(_AMD))
     made = Sampler(0.05, 0.1, look=no_processes, proc=fake_amd.proc)

@@ -50,7 +50,7 @@ def read_all(*lines: bytes) -> list[HostReport]:
 
 
 def plain(report: object) -> object:
-    """What it states, with every text printable."""
+    """Its report, with every text printable."""
     return cleaned(json.loads(encoded(report)))
 
 

@@ -11,7 +11,7 @@ from tests.monitor.snapshots import gpu, machine
 
 
 def sample(pid: int = 4000, rank: int | None = 0, **changes: Any) -> dict[str, Any]:
-    """What `watch.report` writes of a rank."""
+    """The lines of `watch.report` on a rank."""
     return {
         "pid": pid,
         "rank": rank,

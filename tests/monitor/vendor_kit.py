@@ -1,6 +1,6 @@
 """The tests that every vendor's backend must pass: subclass `VendorKit` with a lab that plays the vendor's machine.
 
-A plug-in's own tests can do the same: what `GpuBackend` and `Vendor` promise is asked here, not how a vendor keeps it.
+A plug-in's own tests can do this too: what `GpuBackend` and `Vendor` promise is asked here, not how a vendor keeps it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class VendorLab(Protocol):
 
 
 class VendorKit:
-    """What every backend must pass. Subclasses provide the fixture `lab`."""
+    """Tests that every backend must pass. Subclasses provide the fixture `lab`."""
 
     @pytest.fixture(autouse=True)
     def chosen(self, lab: VendorLab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ class FakeMachine:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to meet this machine; add it to os.environ, or use it alone."""
+        """The environment in which a process meets this machine; add it to os.environ, or use it alone."""
         return {
             "LD_LIBRARY_PATH": str(self.library.parent),
             "NVML_STUB_SCENARIO": str(self.scenario_path),

@@ -25,7 +25,7 @@ LIBRARY_MISMATCH = 18
 UNKNOWN_ERROR = 999
 
 NOT_AVAILABLE = 2**64 - 1
-"""What NVML writes where it has no figure."""
+"""NVML's value where it has no figure."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ class Scenario:
     lock: bool = False
 
     def change(self, index: int, **changes: Any) -> Scenario:
-        """The same with other values for one GPU."""
+        """The scenario with other values for one GPU."""
         gpus = list(self.gpus)
         gpus[index] = replace(gpus[index], **changes)
         return replace(self, gpus=gpus)

@@ -1,4 +1,4 @@
-"""What users may ask for: workloads and devices, and the one line they get for what cannot be."""
+"""Requests of users: workloads and devices, and the one line for an impossible one."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class TestWorkload:
             (WorkloadOptions(sharding="zero3"), "--sharding zero3: needs more than one GPU to shard over"),
             (WorkloadOptions(model="gpt-3"), "--model: unknown model 'gpt-3': did you mean gpt2"),
             (WorkloadOptions(changes={"heads": 7}), "--heads: 7 heads do not divide a hidden size of 768"),
-            (WorkloadOptions(changes={"seq_len": -5}), "--seq-len: must be at least 1, not -5"),
+            (WorkloadOptions(changes={"seq_len": -5}), "--seq-len: give at least 1, not -5"),
             (WorkloadOptions(changes={"seq_len": 2048}), "--seq-len: gpt2 has 1024 positions, 2048 is beyond"),
             (WorkloadOptions(changes={"image_size": 64}), "--image-size: gpt2 is a gpt2 model and has no"),
             (
@@ -97,7 +97,7 @@ class TestWorkload:
             ),
             (WorkloadOptions(config="nowhere.json"), "--config: "),
             (WorkloadOptions(workload="nowhere.py"), "--workload: there is no file nowhere.py"),
-            (WorkloadOptions(gpus=0), "--gpus: must be at least 1, not 0"),
+            (WorkloadOptions(gpus=0), "--gpus: give at least 1, not 0"),
         ],
     )
     def test_what_cannot_be_is_one_line_naming_the_option(self, options: WorkloadOptions, line: str) -> None:
@@ -143,8 +143,8 @@ class TestWorkload:
         ("changes", "line"),
         [
             ({"base_quantization": "nf4"}, "--base-quantization: weights that are trained cannot be quantized; add"),
-            ({"changes": {"layers": 2}}, "--layers: olmo2 has no closed form; change it in "),
-            ({"freeze": "half"}, "--freeze: takes none, all-but-head or how many blocks, not half"),
+            ({"changes": {"layers": 2}}, "--layers: olmo2 has no closed form; leave it out, and change "),
+            ({"freeze": "half"}, "--freeze: write none, all-but-head or how many blocks, not half"),
             ({"gpus": 2, "sharding": "zero3"}, "--gpus: olmo2 has no closed form, and its step is one GPU's"),
             ({"recompute": "selective"}, "--recompute selective: transformers has gradient checkpointing only"),
         ],
@@ -185,7 +185,7 @@ class TestDevice:
 
     def test_a_busy_gpu_is_refused_by_name_too(self) -> None:
         busy = (_gpu(0, used_gib=20, pids=(7, 8)),)
-        with pytest.raises(OptionError, match=r"in use by process 7, 8; --share searches in what they leave"):
+        with pytest.raises(OptionError, match=r"in use by process 7, 8; --share searches within the memory they leave"):
             choose_device("0", busy, share=False)
 
     def test_sharing_takes_what_the_others_leave(self) -> None:
@@ -215,7 +215,7 @@ class TestDevice:
         ("wanted", "line"),
         [
             ("9", "--gpu: there is no GPU '9' here; there are 0 (NVIDIA H100 80GB HBM3), and sim:NAME simulates one"),
-            ("sim:a100", "--gpu: 'a100' is short for several GPUs: a100-40gb (40.00 GiB), "),
+            ("sim:a100", "--gpu: 'a100' is short for several GPUs, choose one: a100-40gb (40.00 GiB), "),
             ("rtx4091", "--gpu: unknown GPU 'rtx4091': did you mean rtx-4090-24gb"),
         ],
     )

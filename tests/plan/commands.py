@@ -43,7 +43,7 @@ def timeline(batch_size: int, *, activations: int = 1200, optimizer: int = 950) 
 
 
 def affine(**sizes: int) -> AffineTrace:
-    """The same at every batch size."""
+    """Equal at every batch size."""
     return AffineTrace.fit((2, timeline(2, **sizes)), (3, timeline(3, **sizes)))
 
 
@@ -53,7 +53,7 @@ def base_trace(config: SearchConfig) -> Traced:
 
 
 def base_predicted(config: SearchConfig) -> Predicted:
-    """What its run states."""
+    """The report of its run."""
     formula = Formula(config.workload, config.device.gpu.total_bytes, config.headroom)
     return Predicted(Prediction(formula, base_trace(config)), READY)
 

@@ -86,7 +86,7 @@ def timeline_of(plan: Plan, batch_size: int, steps: int = 2) -> Timeline:
 
 
 def traced_of(plan: Plan, steps: int = 2) -> Traced:
-    """What a trace of the plan would say."""
+    """The answer of a trace of the plan."""
     form = AffineTrace.fit((4, timeline_of(plan, 4, steps)), (8, timeline_of(plan, 8, steps)))
     return replace(traced(form, plan.gpu), settings=NO_SETTING)
 

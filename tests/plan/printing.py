@@ -1,4 +1,4 @@
-"""What `plan` prints with ``--json``, read back."""
+"""The output of ``plan --json``, read back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan comes to, by formula and by trace."""
+"""The result of a plan, by formula and by trace."""
 
 from __future__ import annotations
 

@@ -83,10 +83,10 @@ class TestLearningRate:
 @pytest.mark.parametrize(
     ("goals", "has_tokens", "said"),
     [
-        (Goals(tokens=0), True, "--tokens: must be from 1"),
+        (Goals(tokens=0), True, "--tokens: give 1 to"),
         (Goals(tokens=5), False, "--tokens: this network has no tokens"),
-        (Goals(price=-1), True, "--price: must be"),
-        (Goals(batch_multiple=0), True, "--batch-multiple: must be"),
+        (Goals(price=-1), True, "--price: give the price"),
+        (Goals(batch_multiple=0), True, "--batch-multiple: give"),
         (Goals(prices=(("a100_40gb", 1.0),)), True, "prices. in the settings: write a100-40gb for a100_40gb"),
         (Goals(prices=(("a100-41gb", 1.0),)), True, "prices. in the settings: unknown GPU .* did you mean a100-40gb"),
     ],

@@ -65,7 +65,7 @@ def test_what_a_set_took_more_is_taken_to_be_missing_of_those_with_all_of_its_ch
 
 
 def test_changes_that_leave_out_the_same_bytes_do_not_leave_them_out_twice() -> None:
-    """Of 40 GiB the state of the optimizer stays, whatever each saves of the activations."""
+    """The optimizer's state of 40 GiB stays, however much each saves of the activations."""
     config = _config(("python", "train.py"))
     state = {"optimizer": 26_000}
     what_ifs = [
@@ -268,7 +268,7 @@ def test_a_set_whose_run_failed_is_not_part_of_another() -> None:
 
 
 def test_further_gpus_are_tried_only_where_nothing_fits_without_them_or_they_are_asked_for() -> None:
-    """What shards over more GPUs has the dearest price: it is run after the sets of all else."""
+    """Sharding over more GPUs has the dearest price: it is run after the sets of all else."""
     fits = _Runs(_config())
     plan = _planned(fits, 16, "sharded", "sgd")[-1].plan
     assert fits.made == ["2 passes of 8", "sgd"]
@@ -515,7 +515,7 @@ def test_ranks_that_hold_parts_are_started_in_the_frameworks_words(
 
 
 def test_ranks_that_there_are_are_started_by_the_line_to_copy(tmp_path: Path) -> None:
-    """Of a command that names no launcher and is planned with --gpus."""
+    """The plan of a command that names no launcher, with --gpus."""
     (tmp_path / "train.py").write_text("HfArgumentParser")
     config = _config(("python", "train.py", "--batch-size", "16"), str(tmp_path), ranks=4)
     line, _ = command_of(_plan(16, config), Combination((change("autocast", config),), 8, 2))

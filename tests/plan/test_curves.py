@@ -78,7 +78,7 @@ def test_an_mlp_grows_in_width() -> None:
 def test_more_memory_never_holds_less() -> None:
     by_gpu = line(batch_by_gpu(GPT2))
     for gib, largest in by_gpu.items():
-        # Of two of the same size one may have the larger context, or the driver's larger reserve.
+        # One of two GPUs of equal size may have the larger context, or the driver's larger reserve.
         assert all(more >= largest for other, more in by_gpu.items() if other > 1.1 * gib)
     assert by_gpu[80] == answer(GPT2).max_batch_size
 

@@ -38,7 +38,7 @@ CASES = {
     "70B on one card of 48 GB: QLoRA (Dettmers et al. 2023, 65B on 48 GB)": (
         plan_for("llama-2-70b", "rtx-a6000-48gb", BF16, 512), ["qlora", "full-recompute"], 1,
     ),
-    "the same in bf16, where LoRA leaves 0.5 GiB: QLoRA all the same (torchtune, Fine-Tuning Llama2 with QLoRA)": (
+    "Llama-3-8B in bf16, where LoRA leaves 0.5 GiB: QLoRA still (torchtune, Fine-Tuning Llama2 with QLoRA)": (
         plan_for("llama-3-8b", "rtx-4090-24gb", BF16, 2048), ["qlora", "full-recompute"], 1,
     ),
     "8B in bf16 on 40 GB: LoRA, over weights as they are (torchtune, 8B_lora_single_device)": (
@@ -114,8 +114,8 @@ def test_a_command_that_fits_with_adapters_is_not_told_to_change_its_optimizer()
     assert plan.fitting is alone[1]
     said = change_words(plan, plan.answer())
     assert said.endswith(
-        "traced: it fits. The price of LoRA: fine-tuning only: the weights are frozen, what is learned has "
-        "a low rank, and another learning rate."
+        "traced: it fits. The price of LoRA: fine-tuning only: frozen weights, a low-rank update, "
+        "another learning rate."
     )
 
 

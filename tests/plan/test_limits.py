@@ -56,7 +56,7 @@ class Tracing:
     def solve(self, quantity: Quantity, plan: Plan, passes: int | None = None) -> Limit:
         while (found := limit(quantity, plan, self.known, passes)).wanted:
             for one in found.wanted:
-                assert one not in self._found, "what is known is not wanted again"
+                assert one not in self._found, "an answer is not wanted again"
                 self.plans.append(one)
                 form = AffineTrace.fit((2, self._step(one, 2)), (3, self._step(one, 3)))
                 self._found[one] = traced(form, one.gpu)

@@ -1,4 +1,4 @@
-"""What is recommended is what a trace confirms, as far as traces reach."""
+"""Recommendations are confirmed by a trace, as far as traces reach."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def chosen(found: Recommended) -> Plan | Unknown:
 
 
 def answered(fits: Callable[[Plan], bool], asked: list[Plan]) -> Callable[[Plan], TracedAnswer | Unknown]:
-    """Traces by which these plans fit, whatever they take."""
+    """Traces by which these plans fit, of any size."""
     small = traced_answer(replace(LLAMA, batch_size=1), TRACED)
 
     def known(plan: Plan) -> TracedAnswer:
@@ -85,7 +85,7 @@ def test_compiling_is_recommended_where_its_trace_fits_and_nothing_is_cheaper() 
 
 
 class TestCompiledOrEager:
-    """What `torch.compile` changes is among the techniques, by trace."""
+    """The effect of `torch.compile` is among the techniques, by trace."""
 
     COMPILED = replace(GPT2, recipe=replace(GPT2.recipe, compile=True))
     NOW = traced_answer(GPT2, TRACED)
@@ -187,7 +187,7 @@ def test_what_fits_by_trace_is_recommended_as_it_is() -> None:
 
 
 class TestOnePlanOneVerdict:
-    """What is said of a plan that was traced agrees with its trace."""
+    """Sentences on a traced plan agree with its trace."""
 
     def test_techniques_are_judged_from_the_traced_largest_batch(self) -> None:
         fewer, more = largest_batch(GPT2) // 2, 2 * largest_batch(GPT2)

@@ -85,7 +85,7 @@ def test_a_change_that_fits_with_the_setting_only_is_known_without_a_further_run
     assert both.traced.at(size).peak_reserved_bytes == independent.peak_reserved_bytes
 
 
-# Of a model's plan
+# A model's plan
 
 
 def _model_plan(batch_size: int) -> tuple[Plan, TracedAnswer]:

@@ -92,11 +92,11 @@ def test_a_control_is_there_only_where_the_model_has_the_field(model: str, missi
         ("heads", 7, "7 heads do not divide a hidden size of 768"),
         ("hidden", 770, "12 heads do not divide a hidden size of 770"),
         ("seq_len", 1025, "gpt2 has 1024 positions"),
-        ("gpus", 0, "must be at least 1, not 0"),
-        ("batch_size", 0, "must be at least 1, not 0"),
-        ("batch_size", 10**10, "must be at most 1,000,000,000"),
+        ("gpus", 0, "give at least 1, not 0"),
+        ("batch_size", 0, "give at least 1, not 0"),
+        ("batch_size", 10**10, "give at most 1,000,000,000"),
         ("target_batch", 7, "7 is less than one pass of 8 (8 × 1 GPU)"),
-        ("headroom", 100, "must be at most 99"),
+        ("headroom", 100, "give at most 99"),
     ],
 )
 def test_what_cannot_be_names_its_control(key: str, value: int, said: str) -> None:

@@ -228,7 +228,7 @@ def test_a_batch_size_that_the_trace_cannot_answer_fails_and_the_next_one_does_n
 
 
 class Uneven(Traces):
-    """Of a network whose memory does not grow evenly with the batch: each trace is about its own size."""
+    """Traces of a network whose memory does not grow evenly with the batch: each is about its own size."""
 
     REASON = "the step at batch size 5 is not what smaller ones predict"
 

@@ -16,7 +16,7 @@ from gpumem_tui.plan.state import nudged, opened
 
 MOST_RETURNS = 8
 _VOCABULARY = ("gpumem_tui.catalog.", "gpumem_tui.memory", "gpumem_tui.text", "gpumem_tui.errors")
-"""What data is written in, which every module reads."""
+"""Modules of data, which every module reads."""
 
 
 def walked(do: Callable[[], object]) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 _kept: list[Any] = []
-"""What the script made lives until the process has ended, as it would in a script of its own."""
+"""Objects that the script made live until the process has ended, as in a script of its own."""
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:

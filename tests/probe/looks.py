@@ -1,4 +1,4 @@
-"""What the tests of a look share: a model, a step of it, and what every answer must satisfy."""
+"""Shared by the tests of a look: a model, a step of it, and the checks of every answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the probe reads of CUDA in a process that uses it, and in one that does not: `tests.cuda_standin` is below."""
+"""The probe's readings of CUDA in a process that uses it, and in one that does not: `tests.cuda_standin` is below."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ways in, and that a process into which the probe came is otherwise the same."""
+"""The ways in, and that a process into which the probe came is otherwise unchanged."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_importing_the_package_imports_nothing_else() -> None:
 
 
 def test_the_probe_is_written_for_python_3_9_and_needs_only_torch() -> None:
-    """What it imports of this package too. Parsed as that version; no library but torch."""
+    """Its imports from this package too. Parsed as that version; no library but torch."""
     files = [file for pattern in PROBE_FILES for file in PACKAGE.glob(pattern)]
     own = {".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__") for file in files}
     for file in files:

@@ -1,4 +1,4 @@
-"""What is trained, and what of it is which: by storage, on made-up models with known sizes."""
+"""The trained model and its parts: by storage, on made-up models with known sizes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, size: int = 8) -> 
 
 
 def _held(optimizer: torch.optim.Optimizer, *models: nn.Module) -> dict[int, Holdings]:
-    """What a process that has nothing else would hold."""
+    """The memory of a process that has nothing else."""
     finder = Finder()
     finder.register(optimizer)
     finder.scan(module for model in models for module in model.modules())

@@ -17,7 +17,7 @@ import torch
 from gpumem_tui.probe import probe
 
 class Clock:
-    "Stands still but for what is added to it: nothing here depends on how fast the machine is."
+    "A clock that stops but for what is added to it: nothing here depends on how fast the machine is."
     now = computed = 1000.0
 
     def monotonic(self):
@@ -189,7 +189,7 @@ def test_on_a_busy_machine_samples_are_rarer_and_steps_are_counted(away: Any) ->
     """One of 50 ms of which a hundredth is computing comes every 5 s; each step is a second."""
     assert away["looks"] == [0, 5, 10, 15, 20, 25]
     step, age_s, heard_s, rarer, problem = away["busy"]
-    assert (step, heard_s, rarer, problem) == (30, 1.0, "rarer: the machine is busy", "")
+    assert (step, heard_s, rarer, problem) == (30, 1.0, "sampling slowed, machine busy", "")
     assert age_s == pytest.approx(4.95, abs=0.3)
 
 

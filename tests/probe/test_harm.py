@@ -1,4 +1,4 @@
-"""Whatever happens to the probe and its files, the training is what it would have been: every loss, the exit code."""
+"""The training stays unchanged if anything happens to the probe and its files: every loss, the exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a probe reports of its process's job: its name, and the process's place in it."""
+"""A probe's report of its process's job: its name, and the process's place in it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_job_is_called_as_slurm_or_torchrun_calls_it(
 
 
 def written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Process:
-    """What the header of this very process's ring states."""
+    """The header of this very process's ring."""
     monkeypatch.setenv("GPUMEM_TUI_DIR", str(folder / "published"))
     import torch  # noqa: F401  the header names its version
 

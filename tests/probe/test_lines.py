@@ -1,4 +1,4 @@
-"""What autograd's own threads allocate has the line of the forward that they undo, as on the simulated GPU."""
+"""Allocations of autograd's own threads have the line of the forward that they undo, as on the simulated GPU."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class Passing(TorchFunctionMode):
 
 
 def test_a_mode_of_the_programs_own_is_left_alone(placed: list[Site], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What backward makes has no line then, and who asked is told."""
+    """Backward's allocations have no line then, and the answer reports it."""
 
     def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         with Passing():

@@ -208,7 +208,7 @@ def test_a_mode_that_the_program_enters_is_not_torn_out() -> None:
 @pytest.mark.parametrize("fullgraph", [False, True])
 @pytest.mark.parametrize("has_run", [False, True])
 def test_compiled_code_is_not_compiled_anew(fullgraph: bool, has_run: bool) -> None:
-    """With `fullgraph`, code that cannot be compiled would end the program. What is there after the step is told."""
+    """With `fullgraph`, code that cannot be compiled would end the program. The answer has memory after the step."""
     from torch._dynamo.utils import counters
 
     model = small_model()

@@ -80,7 +80,7 @@ def test_what_keeps_memory_is_named_and_a_model_that_was_missed_is_found(tmp_pat
 
 
 def _look_through(step: Callable[[], None], optimizer: torch.optim.Optimizer, model: nn.Module) -> tuple[Any, Any]:
-    """What is told after the first step, and after the last."""
+    """The answers after the first step, and after the last."""
     finder = Finder()
     finder.scan([*model.modules(), optimizer])
     look = Look(1, 1, optimizer, finder.trained)

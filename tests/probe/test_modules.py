@@ -110,7 +110,7 @@ class _Trainer:
 
 
 def _train(teacher: nn.Module) -> tuple[Any, bool, int]:
-    """What is found from here, whether what is dropped afterwards is gone, and how many modules are data. (No assert
+    """The modules found from here, whether those dropped afterwards are gone, and how many modules are data. (No assert
     here: pytest writes one with a call of `locals`.)"""
     trainer = _Trainer(nn.Sequential(), torch.optim.SGD([nn.Parameter(torch.zeros(8))]), lambda: teacher)
     data = [[nn.Linear(1, 1)] for _ in range(10_001)]

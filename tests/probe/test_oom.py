@@ -197,7 +197,7 @@ def test_what_goes_wrong_takes_the_place_of_no_error_of_the_program() -> None:
     box.process_failed(torch.OutOfMemoryError("CUDA out of memory."), None)
     assert met == ["the probe's own"] * 2
     assert written == []
-    assert errors == [("OutOfMemoryError", "CUDA out of memory.", "")], "what ended the program is said anyway"
+    assert errors == [("OutOfMemoryError", "CUDA out of memory.", "")], "the end of the program is reported anyway"
 
 
 # CUDA, of which this replaces what torch calls
@@ -230,7 +230,7 @@ def test_the_kind_of_device_is_written_down(box: BlackBox, written: list[dict[st
 def test_the_limit_that_the_process_has_set_itself(
     fraction: float | None, box: BlackBox, cuda: pytest.MonkeyPatch, written: list[dict[str, Any]]
 ) -> None:
-    """The allocator's observer is told the limit in the place of the device's size, the message has both."""
+    """The allocator's observer gets the limit instead of the device's size, the message has both."""
     if fraction is None:
         cuda.delattr(torch.cuda, "get_per_process_memory_fraction", raising=False)
     else:

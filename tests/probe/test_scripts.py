@@ -17,7 +17,7 @@ def _counted(script: str, directory: Path, *launcher: str, arguments: tuple[str,
 
 
 def _assert_equal_to_the_byte(done: Run) -> None:
-    """As of the process's end, when script and probe see the same."""
+    """As of the process's end, when script and probe see equal values."""
     assert len(done.published) == len(done.counts) > 0
     for found, counts in zip(done.published, done.counts, strict=True):
         assert found.last.parameters_bytes == counts["parameters"] > 0
@@ -130,7 +130,7 @@ def test_a_program_with_millions_of_objects_is_not_held_up(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_processes_that_train_one_model_together(tmp_path: Path) -> None:
-    """What a function of theirs made is gone as they end: their last sample of training is compared."""
+    """Objects of a function of theirs are gone as they end: their last sample of training is compared."""
     done = run([SCRIPTS / "hogwild.py"], tmp_path / "published")
     assert done.code == 0, done.errors
     assert len(done.published) == len(done.counts) == 2

@@ -1,4 +1,4 @@
-"""What crosses from the probe to viewers: records as they were, and garbage refused with a reason."""
+"""Data from the probe to viewers: records as they were, and garbage refused with a reason."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 
 @dataclass(frozen=True)
 class Published:
-    """What one process left behind. `documents` by their ending: ``model``, ``look``, ``oom``."""
+    """The files that one process left behind. `documents` by their ending: ``model``, ``look``, ``oom``."""
 
     header: Header
     records: list[wire.Record]
@@ -46,7 +46,7 @@ class Run:
 
     @property
     def counts(self) -> list[dict[str, int]]:
-        """What `counted` printed, by rank."""
+        """The output of `counted`, by rank."""
         lines = [line.removeprefix("counted ") for line in self.output.splitlines() if line.startswith("counted ")]
         return sorted((json.loads(line) for line in lines), key=lambda counts: counts["rank"])
 
@@ -94,7 +94,7 @@ def _records(data: bytes) -> Iterator[wire.Record]:
 
 
 def published(directory: Path) -> list[Published]:
-    """What is in a directory, by rank."""
+    """The contents of a directory, by rank."""
     found = []
     for ring in directory.glob("*.ring") if directory.is_dir() else ():
         header, records = read_ring(ring.read_bytes())

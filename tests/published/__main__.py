@@ -3,7 +3,7 @@
 Parts: steps, runs, totals, adapters, diffusion, tuned, litgpt, sharded, compiled, vision, milabench; N of their rows at
 once (default 1). `inside`: within the range that is predicted of a device total, or of networks whose peak is at their
 largest convolutions, which may have a workspace; of other bytes, which are predicted to the byte, within what the
-figure was rounded to. Of what is outside the cause is said: the exit code is 1 where a row lacks one.
+figure was rounded to. Each row outside has its cause: the exit code is 1 where a row lacks one.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class _Part:
     needs: tuple[str, ...] = ()
 
     def load(self) -> Sequence[Any]:
-        """All rows; none where a library is missing, which is said."""
+        """All rows; none if a library is missing, with a note."""
         if missing := [name for name in self.needs if find_spec(name) is None]:
             print(f"{self.module}: needs {', '.join(missing)}, which is not here", file=sys.stderr)
             return ()
@@ -237,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if found := [line for line in lines if line.kind == kind]:
             print(_summary(kind, found))
     for kind, why in _UNMEASURED.items():
-        print(f"{kind}: no measurement is known that it could be held against; {why}")
+        print(f"{kind}: there is no measurement to compare; {why}")
     return int(any(line.error_percent and not line.why for line in lines))
 
 

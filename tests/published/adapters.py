@@ -29,7 +29,7 @@ GPU = "l40s-48gb"
 LENGTHS = (80, 698)
 STEPS = 5000
 WHY = "neither lengths of texts are published, of which two tokens are 0.1 %, nor what earlier steps left cached"
-"""Of rows off by 0.3 % or less."""
+"""Causes of rows off by 0.3 % or less."""
 _SHORTER = (0, 8, 16, 24)
 """How much shorter each sample of a batch is than the longest: they are padded, so there is a mask."""
 _SHAPE = {
@@ -94,7 +94,7 @@ class Adapted:
         from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
         config = PEFT_TYPE_TO_CONFIG_MAPPING[peft.PeftType(self.method)](**json.loads(self.config))
-        # What MiCA makes of a layer's weight replaces an adapter of the host, which only what is presented as CUDA can.
+        # MiCA's result of a layer's weight replaces an adapter of the host, which only the simulated CUDA allows.
         with torch.device(next(model.parameters()).device) if "mica" in self.config else nullcontext():
             return peft.get_peft_model(model, config)
 

@@ -1,4 +1,4 @@
-"""What the field's calculators say of a training step, next to our formula and our trace of it.
+"""The field's calculators on a training step, next to our formula and our trace of it.
 
 `python -m tests.published.calculators` prints the table of `gpumem-tui manual plan`. Each calculator's formula is
 stated here as its project publishes it; all are asked about the same step: AdamW under bf16 autocast, one GPU, nothing
@@ -85,12 +85,12 @@ def eleuther_bytes(shape: ModelShape, batch_size: int) -> int:
 
 
 def formula_bytes(shape: ModelShape, batch_size: int) -> int:
-    """What our closed form states is allocated at the peak."""
+    """The allocated peak by our closed form."""
     return predict(shape, RECIPE, batch_size).peak_bytes
 
 
 def traced_bytes(shape: ModelShape, batch_size: int) -> int:
-    """What is allocated at the peak of the step that ran on the simulated GPU."""
+    """The allocated peak of the step that ran on the simulated GPU."""
     import torch
 
     from gpumem_tui.simulator.allocator.profile import profile_for

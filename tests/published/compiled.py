@@ -66,7 +66,7 @@ _KEPT = (
     "if not, by 2.13"
 )
 WHY = "compiled by the torch that is installed, not by the version that was measured, which orders kernels otherwise"
-"""Of rows that say nothing more."""
+"""The cause of rows that name no other."""
 _GIANT = (
     "as the compiler of torch 2.13 fuses: four of a block's activations more are held at the end of backward than were "
     "measured; with its order of kernels, by which the peak is lowest, four fewer (-1.1 %). That of torch 2.6, as 2.4: "

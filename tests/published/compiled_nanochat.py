@@ -117,7 +117,7 @@ class Network(nn.Module):
 class Muon(torch.optim.Optimizer):
     """Keeps what the programs' optimizers keep: Adam's averages, or momentum and one more number for each row.
 
-    Of several ranks each has a share of every gradient reduced, updates that part and gathers the others' parts, all at
+    Each of several ranks has a share of every gradient reduced, updates that part and gathers the others' parts, all at
     once, and waits for the collectives' futures.
     """
 

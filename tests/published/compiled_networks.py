@@ -4,7 +4,7 @@
 `--optimizer AdamW8bit` and others of torchao's, which compile their update, and with bitsandbytes' (`bnb`); `vit-g` is
 that with DINOv2's largest network in bfloat16, each block a checkpoint;
 `llama-2-1b` is torchao's benchmarks/quantized_training/pretrain_llama2.py, whose data set is on the GPU;
-`llama-3.2-3b`, with and without `--chunked`, torchtune's full_finetune_single_device.py: each layer compiled. Of a loss
+`llama-3.2-3b`, with and without `--chunked`, torchtune's full_finetune_single_device.py: each layer compiled. In a loss
 over eight pieces of the sequence the pieces' is compiled, too; a whole one is not (`compile_loss` in
 torchtune/training/_compile.py returns it compiled, and the recipe drops what it returns).
 """

@@ -72,7 +72,7 @@ def _train(row: Adapted, device: Any, empty_cache: Any) -> None:
 
 
 def _transformer(device: Any) -> Any:
-    """Of 3,875,544,576 parameters, as the results count them."""
+    """The share of 3,875,544,576 parameters, as the results count them."""
     from diffusers import Flux2Transformer2DModel
 
     before = torch.get_default_dtype()

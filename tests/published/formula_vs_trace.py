@@ -72,7 +72,7 @@ def compared(shape: ModelShape, recipe: Recipe, traced: Traced, names: Sequence[
         there, formula = on_gpu(plan, traced, finder), largest_batch(plan)
         by_trace = there.max_batch_size_leaving(headroom_of(plan))
         if isinstance(by_trace, int):
-            # What fits by trace has gaps, and the search may have met the upper end of a lower stretch.
+            # The sizes that fit by trace have gaps, and the search may have met the upper end of a lower stretch.
             below = range(formula, max(by_trace, int(formula * (1 - UNSAFE))), -max(1, formula // 100))
             larger = (size for size in below if there.fits_leaving(size, headroom_of(plan)))
             yield LargestPair(name, formula, next(larger, by_trace))

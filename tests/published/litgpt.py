@@ -2,7 +2,7 @@
 
 Lightning-AI/litgpt's tutorials/resource-tables.md has what each run said (`max_memory_allocated`, in GB of 1e9 with two
 decimals) on A100s of 40 GB with torch 2.1.0 and bitsandbytes 0.41.1, and the length of each tokenizer's longest sample.
-The first batch has that sample, the others are shorter: taken to have a third. Those that are evaluated before are
+The first batch has that sample, the others are shorter: taken to have a third. Rows evaluated before are
 not known either: without any a batch of four takes 0.15 % more. The network is that of 6178c7c, whose RMSNorm is of 32
 bits: by 8641822, which the table names, Llama 2 takes 0.69 GB less than measured.
 

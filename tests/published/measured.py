@@ -1,7 +1,7 @@
 """Peaks that others measured on steps and layers, and the simulated GPU's: `python -m tests.published.measured`.
 
 `steps_and_layers.csv` holds them: where each was published, the torch version and the GPU of it (where the source is
-silent, of that time), the program here that does the same with its arguments, and to what the figure was rounded
+silent, of that time), the equivalent program here with its arguments, and to what the figure was rounded
 (Liger's table holds MiB as floats of 32 bits).
 """
 

@@ -1,4 +1,4 @@
-"""What GPUs measured, as a checkout's files hold it: recordings of this project's runs, and what others published."""
+"""Measurements of GPUs, in a checkout's files: recordings of this project's runs, and what others published."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DataError(ValueError):
     """Measurements that cannot be read; one line naming the file."""
 
 
-# What was recorded on a real GPU
+# Recorded on a real GPU
 
 
 class PhasePeaks(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class PhasePeaks(msgspec.Struct, frozen=True):
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run did, on the real or on the simulated GPU.
+    """The events of one run, on the real or on the simulated GPU.
 
     Attributes:
         error: why it did not finish, in one line; empty if it did. The figures are those reached until then.
@@ -86,7 +86,7 @@ class Machine(msgspec.Struct, frozen=True):
 
     @property
     def origin(self) -> Origin:
-        """What figures from here are worth."""
+        """The tolerance of figures from here."""
         return "rehearsed" if "rehearsal" in self.facts else "recorded"
 
 
@@ -150,7 +150,7 @@ def load_recordings(folder: Path) -> list[Recorded]:
     return list(found.values())
 
 
-# What others published
+# Published by others
 
 
 class PublishedPeak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,7 +1,7 @@
 """Networks that mila-iqia/milabench trains, written anew: what a device held at the most, by batch size.
 
 Its config/scaling has the MiB of one H100 (dc0617d), L40S and H200 (fc4054a3): torch 2.6.0 (CUDA 12.6), transformers
-4.49, diffusers 0.32. BERT and Reformer take what is reserved and so much more that is the same at all batch sizes and
+4.49, diffusers 0.32. BERT and Reformer take what is reserved and a constant more at all batch sizes and
 in both precisions, to 20 MiB; this (`BESIDE_MIB`) is added to what is traced of all networks of a machine.
 
 `bert`: masked words, 512 a text; `t5`: t5-small, 1,024; `reformer`: 4,096; `whisper`: tiny, a classifier of sounds that
@@ -63,7 +63,7 @@ _WHY = {
         "what the device held next to the allocator's differs by 20 MiB from run to run",
     ),
     "t5": "transformers 4.49's attention, written here as 5 has it but for its biases: 12 MiB a text less",
-    "whisper": "cuDNN's workspaces: 1.5 copies of a convolution's tensors would explain all to 1 %, one is known of",
+    "whisper": "cuDNN's workspaces: 1.5 copies of a convolution's tensors explain all to 1 %; one is documented",
     "diffusion": "where cuDNN's workspaces lie decides what is cached",
 }
 _ALONE = "of one sample 170 MiB less to 11 MiB more is next to the allocator's than of BERT; why is not known"

@@ -35,7 +35,7 @@ def cross_entropy(vocabulary: int) -> Step:
 
 
 def kl_div(vocabulary: int) -> Step:
-    """Of a log-softmax made once."""
+    """The size of a log-softmax made once."""
     scores = torch.randn(_TOKENS, vocabulary, requires_grad=True).log_softmax(dim=-1)
     target = torch.randn(_TOKENS, vocabulary).softmax(dim=-1)
     return _backward(lambda: F.kl_div(scores, target, reduction="batchmean"))

@@ -64,7 +64,7 @@ class Row:
 _TITAN = "pytorch/torchtitan benchmarks/llama3_h100_202412_torchtitan.md@31a17bfd"
 _NOCOMPILE = "pytorch/ao torchao/prototype/float8nocompile/README.md@105f1ad7"
 _TORCH = "2.6.0"
-"""Of that time, so that attention takes the kernel that came first."""
+"""The torch of that time, so that attention takes the kernel that came first."""
 ROWS = (
     Row("titan-1", _TITAN, 8, 2, 8192, "op", 82.4, "default", 0.2),
     Row("titan-4", _TITAN, 128, 2, 8192, "op", 67.0, "default", 0.8),
@@ -153,7 +153,7 @@ _KEPT = frozenset(
 
 
 def _selected() -> Any:
-    """What attention and every second matrix product give is kept."""
+    """The results of attention and of every second matrix product are kept."""
     products: defaultdict[bool, int] = defaultdict(int)
 
     def policy(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
@@ -189,7 +189,7 @@ def sharded(row: Row, device: torch.device, *, compiled: bool = False, float8: b
     """Build the network, each layer of it compiled or not, and shard it.
 
     Args:
-        float8: its products are torchao's in 8 bits, sharded as such.
+        float8: its products are torchao's in 8 bits, sharded in 8 bits.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -205,7 +205,7 @@ def sharded(row: Row, device: torch.device, *, compiled: bool = False, float8: b
         layer.compile()
     for number, layer in enumerate(model.layers, 1):
         shard(layer, reshard_after_forward=number < _LAYERS)
-    shard(model, reshard_after_forward=False)  # whatever was asked, until pytorch/pytorch#154704 of June 2025
+    shard(model, reshard_after_forward=False)  # for any request, until pytorch/pytorch#154704 of June 2025
     whole: nn.Module = model.to_empty(device=device)
     return whole
 

@@ -1,4 +1,4 @@
-"""What PEFT's methods reserve: `python -m tests.published adapters` prints all rows."""
+"""The reserved memory of PEFT's methods: `python -m tests.published adapters` prints all rows."""
 
 from __future__ import annotations
 

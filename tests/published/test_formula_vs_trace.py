@@ -24,7 +24,7 @@ SMALL = {
     "mlp": find_model("mlp"),
 }
 QUICK = ("gpt2", "llama", "mlp")
-"""Those of the whole suite; the others' traces take longer."""
+"""Models of the whole suite; the others' traces take longer."""
 PLACES = ("rtx-3060-12gb", "a100-40gb", "h100-80gb")
 
 
@@ -70,15 +70,17 @@ WERE_ABOVE: tuple[Asked, ...] = (
     ("mistral-7b", "fp32", "full", "b200-180gb"),
     ("llama-2-7b", "fp32", "full", "b200-180gb"),
 )
-"""Of the whole catalog on twelve GPUs, where the formula's largest batch was once above the traced one by over 5 %."""
+"""Pairs of the whole catalog on twelve GPUs, where the formula's largest batch was once above the traced one by over 5
+%."""
 
 ABOVE: tuple[tuple[Asked, str], ...] = (
     (("tinyllama-1.1b", "amp-bf16", "none", "a100-40gb"), "3/2!"),
     (("llama-2-13b", "bf16", "full", "h200-141gb"), "9/2*!"),
 )
-"""Those that are. The first under amp-fp16, too: of its third sample 4.0 GiB lie in free pieces, of the second 0.9 and
-of the fourth 2.3: how small tensors happen to split the segments of 66 MB that the last step left. The second leaves a
-tenth of the card free at 1, 2, 5, 6, 10 and 12 samples, but not at 3, 4, 7, 9 and 11: 131 GB are allocated, and how
+"""Pairs that still are. The first under amp-fp16, too: of its third sample 4.0 GiB lie in free pieces, of the second
+0.9 and of the fourth 2.3: how small tensors happen to split the segments of 66 MB that the last step left. The second
+leaves a tenth of the card free at 1, 2, 5, 6, 10 and 12 samples, but not at 3, 4, 7, 9 and 11: 131 GB are allocated,
+    and how
 far the 134 that are left suffice for the free pieces next to them changes with each sample."""
 
 

@@ -1,4 +1,4 @@
-"""What devices held of networks that milabench trains: `python -m tests.published milabench` prints all rows."""
+"""Device totals of networks that milabench trains: `python -m tests.published milabench` prints all rows."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _LONG = {
     *("duoan-medium-512", "duoan-large-512", "duoan-xl-512", "mingpt-xl-old", "mingpt-xl-new"),
     *("hf-bertL-1", "hf-bertL-3", "hf-bertL-7", "tt-3b-1"),
 }
-"""Of which there are others of the same program, smaller or of another version."""
+"""Rows with others of the same program, smaller or of another version."""
 
 
 def _with_marks(found: Iterable[PublishedPeak | measured.Measured]) -> list[ParameterSet]:
@@ -39,7 +39,7 @@ def test_within_its_tolerance(peak: PublishedPeak) -> None:
     assert peak.tolerance_percent is not None
     error_percent = 100 * (traced_published(peak) / peak.measured_bytes - 1)
     assert abs(error_percent) <= peak.tolerance_percent, peak.why
-    assert abs(error_percent) > peak.tolerance_percent - _LOOSEST_PERCENT, "its tolerance is more than is known"
+    assert abs(error_percent) > peak.tolerance_percent - _LOOSEST_PERCENT, "its tolerance is too wide"
     if peak.kind == "device_used":
         assert peak.measured_bytes not in published_range(peak), "needs no tolerance"
 

@@ -1,4 +1,4 @@
-"""What FSDP2 reserves, with streams of its own: `tests.published.sharded` prints all rows."""
+"""The reserved memory of FSDP2, with streams of its own: `tests.published.sharded` prints all rows."""
 
 from __future__ import annotations
 

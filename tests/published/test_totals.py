@@ -1,4 +1,4 @@
-"""What others saw of a whole device is in the predicted range, or as far outside as totals.csv states."""
+"""Other people's device totals are in the predicted range, or as far outside as totals.csv states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.published.totals import TRANSFORMERS, Total, load
 
 _ALWAYS = ("gmn-timm-resnet-50-64", "gmn-timm-vit-b-16-32", "gmn-own-resnet-50-128", "gmn-own-vgg16-128")
-"""Of the others the smallest and the largest batch of each network is `slow`."""
+"""The smallest and the largest batch of each other network are `slow`."""
 
 _WIDEST_PERCENT = 33
 _LOOSEST_PERCENT = 0.2

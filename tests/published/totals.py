@@ -1,4 +1,4 @@
-"""What whole programs took of one DGX A100 40 GB, by nvidia-smi once a second, and the predicted range.
+"""Device totals of whole programs on one DGX A100 40 GB, by nvidia-smi once a second, and the predicted range.
 
 Source: itu-rad/GPUMemNet at f01eb05. `timm`: timm's train.py in cuDNN's benchmark mode, of 5,085 networks and batch
 sizes in Related_works/FakeTensor/fake_tensor.xlsx those with a network that is here. `own`: the authors' own scripts,

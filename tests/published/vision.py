@@ -1,9 +1,9 @@
 """Networks of videos, segmentation and proposals that others measured on V100s, in plain PyTorch.
 
 mmaction2's zoo (its branch 0.x) has the most MiB that torch allocated on eight GPUs, of clips whose sizes its
-configurations state, MMSegmentation's and detectron2's zoos the same in GB (whether of 1000 or 1024 MB is not stated),
+configurations state, MMSegmentation's and detectron2's zoos in GB (whether of 1000 or 1024 MB is not stated),
 with torch 1.3 to 1.8: DistributedDataParallel, SGD with momentum, no autocast. All of them run with detectron2's and
-mmaction2's own code, too, and take the same: `predict -- python -m torch.distributed.run --nproc-per-node 8 …`.
+mmaction2's own code, too, and take equal memory: `predict -- python -m torch.distributed.run --nproc-per-node 8 …`.
 
 Not among the rows: what was measured at another batch size than its configuration has, as SlowFast's ResNet-101.
 

@@ -26,6 +26,8 @@ from gpumem_tui.text import cleaned
 from tests.monitor.snapshots import START_S, anything, gpu, machine, memory
 from tests.waiting import wait_until
 
+_FULL = "File too large; free space there, or name another file"
+
 
 def _record(path: Path, count: int) -> list[Snapshot]:
     snapshots = [machine([gpu(0, used_bytes=(n % 70) << 30)], after_s=n) for n in range(count)]
@@ -189,7 +191,10 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         (b"hello", "is no recording"),
         (gzip.compress(b"hello\n"), "is no recording"),
         (gzip.compress(b"[1]\n"), "is no recording"),
-        (gzip.compress(b'{"gpumem_tui_recording":99}\n'), "of version 99, this program plays versions 1 to 3"),
+        (
+            gzip.compress(b'{"gpumem_tui_recording":99}\n'),
+            "of version 99; install a newer gpumem-tui, as this one plays versions 1 to 3",
+        ),
     ],
     ids=["empty", "text", "compressed text", "compressed JSON", "a later version"],  # gzip's bytes hold the time
 )
@@ -234,8 +239,8 @@ def test_a_full_disk_ends_the_recording_but_not_the_source(tmp_path: Path) -> No
     command, environment = [sys.executable, "-c", code], {**os.environ, "PYTHONPATH": os.getcwd()}
     done = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True, env=environment)
     assert done.stdout.splitlines() == [
-        f"recording to {tmp_path / 'file'} stopped: File too large",
-        f"recording to {tmp_path / 'watched'} stopped: File too large True True",
+        f"recording to {tmp_path / 'file'} stopped: {_FULL}",
+        f"recording to {tmp_path / 'watched'} stopped: {_FULL} True True",
     ]
     assert len(list(GpuRecording(tmp_path / "file").snapshots())) > 5
 
@@ -250,7 +255,9 @@ def test_a_disk_that_is_full_from_the_start_leaves_no_empty_file(tmp_path: Path)
     )
     file = tmp_path / "file"
     done = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines()[-1].endswith(f"RecordingError: recording to {file} stopped: File too large")
+    assert done.stderr.splitlines()[-1].endswith(
+        f"RecordingError: recording to {file} stopped: File too large; free space there, or name another file"
+    )
     assert not file.exists()
 
 

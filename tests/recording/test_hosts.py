@@ -193,7 +193,9 @@ def test_versions_are_told_apart(recorded: Path, tmp_path: Path) -> None:
     GpuRecorder(tmp_path / "one").close()
     assert GpuRecording(tmp_path / "one").of_one_machine
     RecordingWriter(tmp_path / "later", 4, RecordedPicture).close()
-    with pytest.raises(RecordingError, match="recording of version 4, this program plays versions 1 to 3"):
+    with pytest.raises(
+        RecordingError, match="recording of version 4; install a newer gpumem-tui, as this one plays versions 1 to 3"
+    ):
         GpuRecording(tmp_path / "later")
 
 
@@ -228,4 +230,7 @@ def test_a_host_that_cannot_be_reached_is_said_while_recording_and_when_played(t
     assert said[1].startswith("gpumem-tui: c: away: no key is accepted")
     played = subprocess.run([*program, "--replay", path], env=own, capture_output=True, text=True, check=True)
     assert "warning   c: away: no key is accepted" in played.stdout
-    assert played.stderr == f"gpumem-tui: {path} holds no reading: no host answered while it was made\n"
+    assert (
+        played.stderr
+        == f"gpumem-tui: {path} has no reading: no host answered; see `gpumem-tui monitor --host HOST --once`\n"
+    )

@@ -25,7 +25,7 @@ PATHS = tuple(sorted(DATA.glob("*.json.gz")))
 
 _SMALL_SEGMENT_BYTES = 2 * MIB
 _LARGEST_SLACK_BYTES = MIB
-"""What the allocator leaves of a block without splitting it, of the large pool."""
+"""The rest of a block of the large pool that the allocator does not split off."""
 
 _Entry = tuple[str, int, int, int]
 """Action, address, size in bytes, stream."""

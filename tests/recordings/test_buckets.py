@@ -1,4 +1,4 @@
-"""What a run on a real GPU is made of at its peak, next to what the simulated one states of the same step."""
+"""The buckets of a run on a real GPU at its peak, next to those of the simulated step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.published.measurements import DEFAULT_RECORDINGS, RecordedRun, load_r
 
 RUNS = [run for run in load_recordings(DEFAULT_RECORDINGS) if isinstance(run, RecordedRun) and run.history]
 _ROUNDING_BYTES = 16 * KIB
-"""Of operators that make a small tensor more or less, which are listed elsewhere."""
+"""The difference of operators that make a small tensor more or less, which are listed elsewhere."""
 
 _OF_CUBLASLT_BYTES = 2 * MIB
 """Its workspace of a thread, which the recorded simulation did not take."""

@@ -1,4 +1,4 @@
-"""What an H200's driver said of 30 programs outside their allocators, within what we know about them beforehand."""
+"""An H200 driver's figures of 30 programs outside their allocators, within our ranges."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _LIBRARIES = {
     "unet3d": ("cuDNN",),
     "gpt-reduce-overhead": ("cuBLAS", "cuDNN", CUDA_GRAPH, CUDA_GRAPH),
 }
-"""Of programs that do without one of the two, or have more; a forward and a backward are two graphs."""
+"""Programs that do without one of the two, or have more; a forward and a backward are two graphs."""
 _WITH_A_GROUP = ("ddp-bert",)
 """That ended its group before the driver was asked, which gives back NCCL's pool and leaves its kernels."""
 _NVML_LEAVES_OUT_BYTES = 9 * MIB
-"""Of what the device has less with a process, by the calibration of the same machine."""
+"""The device's loss with a process, by the calibration of the same machine."""
 
 
 def _beside() -> dict[str, int]:

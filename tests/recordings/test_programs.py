@@ -1,6 +1,6 @@
 """Recorded programs traced here: the simulated GPU is asked for what the real one was asked for, event by event.
 
-What is allocated at most can differ a little although all requests agree: which free block serves a request, and so how
+The most allocated can differ a little although all requests agree: which free block serves a request, and so how
 much of it is left over, can depend on where the driver put the segments (README.md next to this).
 """
 

@@ -23,7 +23,7 @@ _STEPS = 2
 
 _MAY_DIFFER = {
     "aten.convolution": "cuDNN's workspace, known for the layers that were recorded",
-    "aten.convolution_backward": "the same, what it copies to another layout, and the sum of a bias' gradient",
+    "aten.convolution_backward": "that network, what it copies to another layout, and the sum of a bias' gradient",
     "aten.native_batch_norm": "cuDNN's reserve",
     "aten.native_batch_norm_backward": "cuDNN's reserve",
 }

@@ -32,7 +32,7 @@ class Ssh:
         self.program.chmod(0o755)
 
     def host(self, name: str, *script: str) -> None:
-        """What happens there, as lines of a shell's script."""
+        """The events there, as lines of a shell script."""
         scratch = self.folder / f"{name}.new"
         scratch.write_text("\n".join(script) + "\n")
         os.replace(scratch, self.folder / name)
@@ -71,5 +71,5 @@ def lines_of(*snapshots: Snapshot) -> list[bytes]:
 
 
 def reading(gpus: int = 1, *, after_s: float = 0.0) -> Snapshot:
-    """What a host with so many GPUs states."""
+    """The report of a host with so many GPUs."""
     return machine([gpu(index) for index in range(gpus)], after_s=after_s)

@@ -348,7 +348,7 @@ def test_a_fleet_ends_every_process(ssh: Ssh) -> None:
 
 @pytest.fixture
 def most_bytes() -> Iterator[Callable[[], int]]:
-    """Give what tells the most that Python has held since the test began, whatever other tests have left behind."""
+    """Give what tells the most that Python has held since the test began, including other tests' leftovers."""
     tracemalloc.start()
     yield lambda: tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -1,4 +1,4 @@
-"""What is called at the other end of ssh: in whatever login shell, where the program is installed, or what to do."""
+"""The call at the other end of ssh: in any login shell, where the program is installed, or what to do."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Home:
         self.login_says("")
 
     def login_says(self, found: str) -> None:
-        """What a login shell there finds, after its greeting."""
+        """The output of a login shell there, after its greeting."""
         self.shell.write_text(f'#!/bin/sh\necho Welcome\n[ "$1" = -lc ] && echo "{found}"\n')
         self.shell.chmod(0o755)
 

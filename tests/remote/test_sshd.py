@@ -102,12 +102,12 @@ class Sshd:
 
     @property
     def sessions(self) -> list[psutil.Process]:
-        """What serves the connections that stand."""
+        """The server of the open connections."""
         return psutil.Process(self._process.pid).children(recursive=True)
 
     @property
     def clients(self) -> set[psutil.Process]:
-        """Of those, one for each connection."""
+        """Its processes, one for each connection."""
         return set(psutil.Process(self._process.pid).children())
 
     @property
@@ -155,7 +155,7 @@ Connect = Callable[..., Connection]
 
 @pytest.fixture
 def program_there(fake_machine: FakeMachine) -> str:
-    """What is called on the host: the program by its whole path, which finds two GPUs."""
+    """The call on the host: the program by its whole path, which finds two GPUs."""
     fake_machine.show(Scenario(gpus=[FakeGpu(used_bytes=5 * GIB), FakeGpu(used_bytes=7 * GIB)]))
     package = Path(gpumem_tui.__file__).parent.parent
     words = {**fake_machine.environment, "PYTHONPATH": str(package)}

@@ -32,7 +32,7 @@ def app(search_function: SearchFunction, *, autostart: bool = True, options: Wor
 
 
 def steps(count: int) -> list[SearchEvent]:
-    """What a script prints."""
+    """The output of a script."""
     return [Output(f"step {step}: loss 0.000") for step in range(count)]
 
 
@@ -42,7 +42,7 @@ def tracing(lines: int = 2) -> list[SearchEvent]:
 
 
 def predicted() -> Predicted:
-    """What is known then: no closed form, and a trace with something to be known of it."""
+    """The answer then: no closed form, and a trace with a note."""
     found = scene.predicted(CONFIG)
     traced = found.prediction.traced
     assert isinstance(traced, Traced)

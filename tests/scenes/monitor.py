@@ -128,7 +128,7 @@ def lost(reading: GpuReading) -> GpuReading:
 
 
 def parts() -> ProcessParts:
-    """What a probe reports of a process of 16 GiB."""
+    """A probe's report of a process of 16 GiB."""
     buckets = {
         Bucket.PARAMETERS: 2 * GIB,
         Bucket.GRADIENTS: 2 * GIB,
@@ -149,7 +149,7 @@ def at(second: int, gpus: int) -> Snapshot:
 
 
 def history(seconds: int, gpus: int, *, probed: bool = False) -> History:
-    """What was seen in the seconds before noon and at noon."""
+    """The snapshots of the seconds before noon and at noon."""
     seen = History()
     for second in range(-seconds, 1):
         snapshot = at(second, gpus)
@@ -184,5 +184,5 @@ def screen_of(program: App[int]) -> MonitorScreen:
 
 
 def shown(pilot: Pilot[int], kind: type[Lines]) -> str:
-    """What is written on the Monitor's only widget of a kind."""
+    """The text of the Monitor's only widget of a kind."""
     return text_of(screen_of(pilot.app).query_one(kind))

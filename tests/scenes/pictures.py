@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from textual.strip import Strip
 
 Before = Callable[[Pilot[int]], Awaitable[None]]
-"""What is done, and waited for, before a screen is looked at."""
+"""The acts, and waits, before a screen is looked at."""
 
 _DEADLINE_S = 120.0
 
@@ -26,7 +26,7 @@ class Compare(Protocol):
 
 
 async def until(pilot: Pilot[int] | Pilot[None], there: Callable[[], bool]) -> None:
-    """Wait for a condition; however slow the machine is, the picture is the same."""
+    """Wait for a condition; the picture does not depend on the machine's speed."""
     deadline = time.monotonic() + _DEADLINE_S
     while not there():
         assert time.monotonic() < deadline, f"the screen did not get there in {_DEADLINE_S} s"

@@ -56,7 +56,7 @@ class HandTracer(BackgroundTracer):
         return isinstance(trace_key(plan), Unknown)
 
     def trace_of(self, plan: Plan, *, one_size: bool = False) -> Traced | Unknown | None:
-        """Those that were made."""
+        """The plans made."""
         key = trace_key(plan)
         return key if isinstance(key, Unknown) else self._made.get(key)
 
@@ -109,7 +109,7 @@ def plan_screen(program: App[int]) -> PlanScreen:
 
 
 def model(program: App[int]) -> ModelPlanned:
-    """What it plans."""
+    """Its plan."""
     found = plan_screen(program).planned
     assert isinstance(found, ModelPlanned)
     return found
@@ -131,7 +131,7 @@ async def settled(pilot: Pilot[int]) -> PlanScreen:
 
 
 def text_of(pilot: Pilot[int], name: str) -> str:
-    """What a list shows."""
+    """The rows of a list."""
     return "\n".join(row.text for row in plan_screen(pilot.app).query_one(name, RowList).rows)
 
 

@@ -1,4 +1,4 @@
-"""What is on a screen, as text: for what has to be seen where no picture is the point."""
+"""The text of a screen, for checks that need no picture."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read_picture(svg: str) -> str:
 
 
 def text_of(widget: Lines) -> str:
-    """What is written on it."""
+    """Its text."""
     return "\n".join("".join(part for part, _ in row) for row in widget.rows)
 
 

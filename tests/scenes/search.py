@@ -69,7 +69,7 @@ def predicted(searched: SearchConfig, *, traceable: bool = True) -> Predicted:
 
 
 def trial(searched: SearchConfig, batch_size: int, *, off_bytes: int = 12 * MIB) -> TrialDone:
-    """What a trial reports; its temporary bytes are `off_bytes` less than traced."""
+    """The report of a trial; its temporary bytes are `off_bytes` less than traced."""
     capacity_bytes = searched.device.gpu.cuda_total_bytes - CONTEXT_BYTES
     ran = replay(TRACE.at(batch_size), capacity_bytes)
     off_bytes = min(off_bytes, ran.breakdown[Bucket.TEMPORARY])

@@ -1,4 +1,4 @@
-"""Watched processes made by hand, and a source of probes that shows what it is told to."""
+"""Watched processes made by hand, and a source of probes that shows a given state."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class Said:
         self.followed = followed
 
     def latest(self) -> Published:
-        """What the test put in."""
+        """The state that the test put in."""
         return self.published
 
     def subscribe(self, tell: Callable[[], None]) -> None:
-        """Have this called when something is said."""
+        """Have this called with each message."""
         self._told.append(tell)
 
     def stop(self) -> None:

@@ -63,7 +63,7 @@ def steps_of(seed: int) -> Callable[[int], Timeline]:
 
 
 def on_a_card(seed: int) -> Traced:
-    """Return a made-up program on a card whose context is known as a range."""
+    """Return a made-up program on a card whose context is a range."""
     draw, steps = random.Random(seed), steps_of(seed)
     found = traced(AffineTrace.fit((2, steps(2)), (3, steps(3))), find_gpu(draw.choice(CARDS)))
     context = found.ready.context_bytes

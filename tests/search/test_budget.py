@@ -1,4 +1,4 @@
-"""What a step takes is held against a budget and against an earlier prediction: what grew, where, by how much."""
+"""A step is compared with a budget and with an earlier prediction: what grew, where, by how much."""
 
 from __future__ import annotations
 

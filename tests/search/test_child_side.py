@@ -1,4 +1,4 @@
-"""What runs in the user's interpreter needs the standard library and torch, and what owns it needs no torch."""
+"""Code in the user's interpreter needs only the standard library and torch, and its owner needs no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CHILD = (
 )  # fmt: skip
 OWNER = ("children", "control", "interpreters")
 OURS = ("click", "msgspec", "platformdirs", "prometheus_client", "psutil", "rich", "textual")
-"""What the viewer's environment has, and a user's need not."""
+"""Packages of the viewer's environment that a user's may lack."""
 
 IMPORT = """
 import importlib, sys

@@ -14,7 +14,7 @@ _MEANWHILE_S = 0.3
 
 
 class Child:
-    """Writes down what it is told. Its pause takes until its end has been asked for, if that can be meanwhile."""
+    """Writes down its requests. Its pause takes until its end has been asked for, if that can be meanwhile."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -36,7 +36,7 @@ class Child:
 
 
 def test_a_child_is_not_ended_while_it_is_told_to_pause() -> None:
-    """What it is told through may be another file's by then."""
+    """Its pipe may be another file's by then."""
     control, child = Control(), Child()
     has_begun = threading.Event()
 
@@ -52,7 +52,7 @@ def test_a_child_is_not_ended_while_it_is_told_to_pause() -> None:
     search.join(_AT_MOST_S)
     assert child.told == ["pause begins", "pause ends", "end"]
     control.resume()
-    assert child.told[-1] == "end", "nothing is told to a child that has ended"
+    assert child.told[-1] == "end", "a child that has ended gets no request"
 
 
 def test_a_child_that_begins_during_a_pause_is_paused() -> None:

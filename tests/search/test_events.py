@@ -1,4 +1,4 @@
-"""What crosses between parent and child arrives as it was sent; anything else is refused."""
+"""Messages between parent and child arrive as sent; anything else is refused."""
 
 from __future__ import annotations
 

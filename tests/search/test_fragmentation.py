@@ -35,7 +35,7 @@ GROWING = lengths(30, 37, 45, 52, 61)
 
 
 def offered(found: Traced) -> AllocatorRemedy:
-    """What is offered at batch 1."""
+    """The offer at batch 1."""
     best = remedy(found, 1)
     assert best is not None
     return best

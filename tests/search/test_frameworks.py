@@ -1,4 +1,4 @@
-"""A framework is a whole table of dialects.toml: a line of it is known, a mistake in the table is one clear error."""
+"""A framework is a whole table of dialects.toml: its line is recognized, a mistake in the table is one clear error."""
 
 from __future__ import annotations
 

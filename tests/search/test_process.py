@@ -1,4 +1,4 @@
-"""A trial's process, whatever the code in it does: one outcome or one line, and nothing left behind."""
+"""A trial's process, with any code in it: one outcome or one line, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -109,15 +109,15 @@ def test_a_file_finds_no_options_but_its_own(tmp_path: Path) -> None:
 
 
 def test_a_process_that_it_spawns_finds_its_neighbours(tmp_path: Path) -> None:
-    (tmp_path / "beside.py").write_text("def double(number): return 2 * number")
+    (tmp_path / "neighbour.py").write_text("def double(number): return 2 * number")
     spec = workload(
         tmp_path,
         """
-        import beside, multiprocessing
+        import neighbour, multiprocessing
 
         def make_batch(batch_size, device):
             with multiprocessing.get_context("spawn").Pool(1) as pool:
-                assert pool.apply_async(beside.double, (2,)).get(30) == 4
+                assert pool.apply_async(neighbour.double, (2,)).get(30) == 4
             return torch.randn(batch_size, 8, device=device)
         """,
     )

@@ -1,4 +1,4 @@
-"""What a trace does not know exactly: ranges of the device total, and verdicts of three kinds."""
+"""Unknowns of a trace: ranges of the device total, and verdicts of three kinds."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class TestDeviceTotal:
         assert [one.name for one in on_h100.unknowns(8)] == ["CUDA's total"]
 
     def test_a_compilers_trials_change_what_is_reserved_as_far_as_there_is_room(self) -> None:
-        """Of programs on an H200 a compiled Trainer reserved 1.8 % less than traced, flex_attention 0.6 % more."""
+        """On an H200 a compiled Trainer reserved 1.8 % less than traced, flex_attention 0.6 % more."""
         compiled = replace(_EXACT, done=replace(_EXACT.done, is_compiled=True))
         reserved = _EXACT.device_used_bytes(8) - CONTEXT_BYTES
         found = compiled.device_used_range(8)

@@ -375,7 +375,7 @@ def test_the_error_that_leaves_pytorchs_code_is_seen_before_a_program_can_catch_
     assert [str(error) for error in seen] == ["CUDA out of memory."]
 
 
-# What this process holds, as the driver lists it
+# The memory of this process, as the driver lists it
 
 
 @pytest.mark.parametrize(

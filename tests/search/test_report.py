@@ -1,4 +1,4 @@
-"""What a search states of its predictions, and of the global batch that was wanted."""
+"""The lines of a search on its predictions, and on the wanted global batch."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def test_a_process_that_dies_is_tried_once_more(tmp_path: Path, monkeypatch: pyt
     assert verdict_of(events).verified
 
 
-# What cannot be searched
+# Impossible searches
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Every strategy finds the largest size that runs, whatever it was told beforehand."""
+"""Every strategy finds the largest size that runs, after any prediction."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ MOST_TRIALS: dict[Name, Callable[[int], int]] = {
     "binary": lambda largest: 2 * (largest + 2).bit_length() + 2,
     "ramp": lambda largest: 2 * RAMP_TRIALS + (largest + 2).bit_length(),
 }
-"""What a search takes that was predicted right, by the largest batch size."""
+"""The trials of a search with a right prediction, by the largest batch size."""
 
 
 @every_strategy

@@ -90,6 +90,6 @@ def lengths(*sizes_mib: int, layers: int = 12, keeps: int = 0, stream: int = 0) 
 
 
 def traced(trace: AffineTrace, gpu: Gpu) -> Traced:
-    """What a search keeps of a trace on a GPU."""
+    """The part of a trace on a GPU that a search keeps."""
     ready = Ready("2.13.0", PROFILE, CONTEXT_BYTES, "measured")
     return Traced(ready, TraceDone(trace, 2.5), replace(gpu, reserves=()))

@@ -82,12 +82,12 @@ class Trial:
 
     @property
     def failure(self) -> Failed:
-        """What it reported last, which is why there is no outcome."""
+        """Its last report, which is why there is no outcome."""
         assert isinstance(self.events[-1], Failed)
         return self.events[-1]
 
     @property
     def result(self) -> TrialDone:
-        """What it reported last."""
+        """Its last report."""
         assert isinstance(self.events[-1], TrialDone)
         return self.events[-1]

@@ -67,7 +67,7 @@ class Page:
         return result
 
     async def value(self, expression: str) -> Any:
-        """What an expression in the page comes to."""
+        """The value of an expression in the page."""
         said = await self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in said, said
         return said["result"].get("value")
@@ -112,7 +112,7 @@ class Page:
         )  # fmt: skip
 
     async def picture(self) -> bytes:
-        """What is seen, as PNG."""
+        """The picture, as PNG."""
         shot = await self.call("Page.captureScreenshot", format="png")
         return base64.b64decode(shot["data"])
 

@@ -14,7 +14,7 @@ from tests.nvml_stub.scenario import FakeGpu, FakeProcess, Scenario
 
 @pytest.fixture
 def environment(fake_machine: FakeMachine, tmp_path: Path) -> dict[str, str]:
-    """What the server needs to meet a machine with two GPUs, which this process uses, and no settings of ours."""
+    """The server's environment: a machine with two GPUs, which this process uses, and no settings of ours."""
     busy = FakeGpu(used_bytes=30 * GIB, processes=[FakeProcess(os.getpid(), 20 * GIB)], utilization_percent=97)
     fake_machine.show(Scenario(gpus=[busy, FakeGpu()]))
     config = tmp_path / "config"

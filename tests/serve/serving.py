@@ -39,7 +39,7 @@ class Served:
 
     @property
     def token(self) -> str:
-        """What lets a visitor in."""
+        """The token of a visitor."""
         return self.url.partition("token=")[2]
 
     @property
@@ -84,13 +84,13 @@ def serving(environment: Mapping[str, str], *options: str) -> Iterator[Served]:
 
 
 class Screen:
-    """What a terminal shows that was sent these bytes."""
+    """The screen of a terminal that got these bytes."""
 
     def __init__(self) -> None:
         self._screen = pyte.Screen(COLUMNS, LINES)
         self._stream = pyte.ByteStream(self._screen)
         self.copied = ""
-        """What the program put into the browser's clipboard last (OSC 52)."""
+        """The last text that the program put into the browser's clipboard (OSC 52)."""
 
     def feed(self, data: bytes) -> None:
         """Draw."""
@@ -106,7 +106,7 @@ class Screen:
 
 
 class Visitor:
-    """One who has come in. It reads whatever comes, as a browser does: the server drops who answers no ping."""
+    """One who has come in. It reads everything, as a browser does: the server drops who answers no ping."""
 
     def __init__(self, connection: aiohttp.ClientWebSocketResponse[bool]) -> None:
         self._connection = connection
@@ -122,7 +122,7 @@ class Visitor:
 
     @property
     def copied(self) -> str:
-        """What the program put into the browser's clipboard last."""
+        """The last text that the program put into the browser's clipboard."""
         return self._screen.copied
 
     async def press(self, keys: str) -> None:

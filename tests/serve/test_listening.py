@@ -1,4 +1,4 @@
-"""What the web server states of what goes wrong with connections."""
+"""The web server's lines on errors of connections."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ RESNET = find_model("resnet-18").overridden(image_size=64)
 MLP = find_model("mlp").overridden(hidden=256)
 
 CUBLAS_WORKSPACE_BYTES = 8_519_680
-"""What the first matrix product of the forward (and of the autograd) thread takes on an A100."""
+"""The workspace of the first matrix product of the forward (and of the autograd) thread on an A100."""
 
 
 def simulated_gpu(

@@ -16,7 +16,7 @@ from tests.pairs import slow_beyond
 from tests.simulator.simulated_steps import GPT2, LLAMA, held, on, trained
 
 _BLOCK_BYTES = 512
-"""What the allocator rounds a small request up to."""
+"""The size to which the allocator rounds up a small request."""
 
 
 @pytest.mark.parametrize("quantization", BASE_QUANTIZATIONS)

@@ -1,4 +1,4 @@
-"""What holds for the caching allocator regardless of a program, under every tuning variable."""
+"""Properties of the caching allocator for any program, under every tuning variable."""
 
 from __future__ import annotations
 

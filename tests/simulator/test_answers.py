@@ -1,4 +1,4 @@
-"""What is remembered of an operator's answer is what the operator would answer again."""
+"""A remembered answer of an operator equals its new answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OPERATORS: dict[str, Operator] = {
     "a softmax": lambda x: F.softmax(x, -1),
     "in place": lambda x: x.mul_(2),
     "a view": lambda x: x[1:, ::2],
-    "another view of the same": lambda x: x.t(),
+    "another view of that tensor": lambda x: x.t(),
     "a view cut in pieces": lambda x: x.split(1),
     "one that states it is none": lambda x: torch.ops.aten._unsafe_view(x, [3, 8]),
     "copied when it must be": lambda x: x.t().reshape(-1),

@@ -83,7 +83,7 @@ def test_what_the_user_disabled_is_not_chosen() -> None:
 
 
 def kept_bytes(backend: SDPBackend, *, causal: bool = False, mask: bool = False) -> int:
-    """What one call keeps: its output and what backward needs besides the inputs."""
+    """The memory that one call keeps: its output and backward's needs besides the inputs."""
     with on() as (device, memory):
         query, key, value = (
             torch.randn(BATCH, HEADS, TOKENS, WIDTH, device=device, dtype=BF16, requires_grad=True) for _ in range(3)

@@ -1,4 +1,4 @@
-"""What torch.compile leaves in memory, by its own compiler, where it can be counted by hand."""
+"""The memory that torch.compile leaves, by its own compiler, where it can be counted by hand."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ MATRIX = 4 * 1024 * 1024
     scope="module", params=[sys.executable, *(pytest.param(path, marks=pytest.mark.versions) for path in PYTHONS)]
 )
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What forward leaves by program, eager and compiled: its result, and what it keeps for backward."""
+    """The memory that forward leaves by program, eager and compiled: its result, and values kept for backward."""
     python = [sys.executable, *PYTHONS].index(request.param)
     return made_once(tmp_path_factory, f"compiled{python}", lambda: _found_by(request.param))
 
@@ -294,7 +294,7 @@ def test_the_device_is_called_cuda_in_compiled_code(found: dict[str, Any]) -> No
 
 
 def test_the_state_of_autocast_breaks_no_graph(found: dict[str, Any]) -> None:
-    """What is asked is replaced around compiled code, which is not guarded by that."""
+    """Questions are replaced around compiled code, which is not guarded by them."""
     assert found["asks for autocast"]["compiled"] == MATRIX
 
 
@@ -396,7 +396,7 @@ def test_kernels_are_ordered_for_a_low_peak_since_torch_2_6(found: dict[str, Any
 
 
 def test_a_graph_break_is_said(found: dict[str, Any]) -> None:
-    """What loops in the standard library is not compiled either, and is not said."""
+    """Loops in the standard library are not compiled either, without a note."""
     assert any("graph breaks; no frame ran eager" in note for note in found["notes"])
     assert found["broken"]["compiled"] < found["broken"]["eager"]
 

@@ -1,4 +1,4 @@
-"""What is compiled in a forked process comes to what this process comes to."""
+"""A forked process compiles to the result of this process."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ print(json.dumps([trace, len(written)]))
 def test_what_training_calls_is_compiled_while_a_program_evaluates(
     rows: int, tells: bool, written: int | None, tmp_path: Path
 ) -> None:
-    """Of other sizes it is compiled here; of the program, which writes a file as it is called, nothing is run twice."""
+    """Other sizes are compiled here; no part of the program, which writes a file as it is called, runs twice."""
     program = tmp_path / "program.py"
     program.write_text(_NETWORK + _AHEAD)
     alone, by_one = _run(program, json.dumps([1, rows, tells]))

@@ -1,4 +1,4 @@
-"""Networks and workloads that torch.compile works on, by the options that say so and in code: what is told of them."""
+"""Networks and workloads that torch.compile works on, by their options and in code: the lines about them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SMALL_BERT = ("--model", "bert-base", "--layers", "2", "--precision", "amp-bf16
 
 
 def predicted(*options: str, network: Sequence[str] = _SMALL_BERT, by: str = "predict") -> dict[str, Any]:
-    """What is predicted of a small network, or planned."""
+    """The prediction, or the plan, of a small network."""
     command = [sys.executable, "-m", "gpumem_tui", by, "--json", "--gpu", "sim:a100-80gb", "--batch-size", "8"]
     done = subprocess.run([*command, *network, *options], capture_output=True, text=True, check=True)
     body: dict[str, Any] = json.loads(done.stdout)

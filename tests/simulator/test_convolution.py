@@ -1,4 +1,4 @@
-"""cuDNN's workspaces: as measured on an H200, layer by layer; elsewhere none at least, and what is known at most."""
+"""cuDNN's workspaces: as measured on an H200, layer by layer; elsewhere none at least, and the catalogued most."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _A100 = profile_for("2.13.0", find_gpu("a100-80gb"))
 _V100 = profile_for("2.13.0", find_gpu("v100-16gb"))
 _H200 = profile_for("2.11.0", find_gpu("h200-141gb"))
 _MEASURED = Path(__file__).parents[1] / "recordings" / "h200" / "convolutions.csv"
-"""Of an H200 with torch 2.11 and cuDNN 9.19: each pass of each layer, what it took, and what was tried for it."""
+"""The workspaces of an H200 with torch 2.11 and cuDNN 9.19: each pass of each layer, what it took, and what was tried
+for it."""
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +89,7 @@ def test_each_layer_of_the_h200_took_what_is_known() -> None:
 
 
 def test_large_workspaces_of_the_h200_are_exact() -> None:
-    """Those of 100 MiB and more, which peaks are made of: to one per cent."""
+    """Workspaces of 100 MiB and more, which peaks are made of: to one per cent."""
     for row, found in _measured():
         real = int(row["bytes"])
         assert found.workspace is not None
@@ -198,7 +199,7 @@ def test_a_strided_filter_is_unrolled_beside_copies() -> None:
     assert found.workspace.bytes_at("most") == images.nbytes + weight.nbytes + result.nbytes + patches_bytes
 
 
-# What a benchmark tries
+# Trials of a benchmark
 
 
 def test_what_is_tried_takes_as_much_as_there_is_room_for() -> None:

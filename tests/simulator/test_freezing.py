@@ -24,7 +24,7 @@ MANY = 1024
 """Samples, so that what does not grow with them (workspaces, which the formula leaves out) is little."""
 
 _BLOCK_BYTES = 512
-"""What the allocator rounds a small request up to."""
+"""The size to which the allocator rounds up a small request."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What each step leaves behind, found in a run's timeline."""
+"""Growth of each step, found in a run's timeline."""
 
 from __future__ import annotations
 

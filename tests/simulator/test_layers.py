@@ -19,7 +19,7 @@ SHALLOW, DEEP = 3, 11
 
 @dataclass(frozen=True)
 class Layer:
-    """What a layer of a made-up network takes: weights, what backward needs, what forward works with.
+    """The memory of a layer of a made-up network: weights, what backward needs, what forward works with.
 
     `prefetched` are buffers that the layer before has already taken, as sharded weights are gathered ahead.
     """

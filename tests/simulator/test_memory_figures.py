@@ -1,4 +1,4 @@
-"""What the simulated GPU states of its allocator, outside what PyTorch states of CUDA's."""
+"""The simulated GPU's allocator figures, apart from PyTorch's own of CUDA."""
 
 from __future__ import annotations
 

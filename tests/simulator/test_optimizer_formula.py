@@ -23,7 +23,7 @@ from tests.pairs import slow_beyond
 
 GPT2 = replace(find_model("gpt2"), layers=2, seq_len=128)
 UPDATED = replace(GPT2, seq_len=16, tied_head=False)
-"""Of which the update is the highest moment, so that what an optimizer makes on the way counts."""
+"""Networks whose update is the highest moment, so that an optimizer's temporaries count."""
 VIT = replace(find_model("vit-b-32"), layers=2)
 _WORKSPACES_BYTES = 20 * MIB
 """cuBLAS's, and rounding: the formula counts none."""

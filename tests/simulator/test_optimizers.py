@@ -1,4 +1,4 @@
-"""What an optimizer holds and what its step takes on top, as PyTorch's CUDA defaults have it."""
+"""The state of an optimizer and the extra memory of its step, by PyTorch's CUDA defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the simulator assumes of a GPU: the CUDA context and between what figures it was found."""
+"""The simulator's assumptions on a GPU: the CUDA context and the range of published figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_the_expected_context_lies_within_its_range(name: str) -> None:
     profile = profile_for("2.13.0", find_gpu(name))
     assert profile.context_bytes in profile.context_range
     assert not profile.context_range.is_exact
-    widest = 900 * MIB if find_gpu(name).runtime == "CUDA" else 5 * GIB  # three messages are known of ROCm's
+    widest = 900 * MIB if find_gpu(name).runtime == "CUDA" else 5 * GIB  # three messages are of ROCm's
     assert profile.context_range.high_bytes < widest
     assert profile.context_source
 

@@ -1,4 +1,4 @@
-"""What programs ask of tensors that have no data gets the answer that a GPU's tensors would give."""
+"""Questions about tensors without data get the answers of a GPU's tensors."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ def test_a_parameter_of_another_class_is_given_data_on_the_gpu(layer: nn.Linear)
 
 
 class _Image(torch.Tensor):
-    """As the images of torchvision's `tv_tensors` and fastai's: an image stays one, whatever is done with it."""
+    """As the images of torchvision's `tv_tensors` and fastai's: an image stays one after any operation."""
 
 
 def test_a_tensor_of_a_class_of_the_programs_stays_one(layer: nn.Linear) -> None:

@@ -1,7 +1,7 @@
 """A recorded allocator history, replayed: the model must take the same segments and give the same addresses.
 
-The history is one that the simulated GPU made, through the file format, and damaged ones, so that the check is known to
-fail where it should. `python -m tests.gpu.record` makes recordings; tests/recordings/test_steps.py holds those of GPUs.
+The history is one that the simulated GPU made, through the file format, and damaged ones, so that the check fails
+where it should. `python -m tests.gpu.record` makes recordings; tests/recordings/test_steps.py holds those of GPUs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _record(folder: Path) -> str:
 
 
 def _without_time(folder: Path) -> str:
-    """What is said where there is no time for any run."""
+    """The line if there is no time for any run."""
     printed = StringIO()
     with redirect_stdout(printed):
         assert record.main(["--rehearse", "--out", str(folder), "--only", _REHEARSED, "--budget", "0"]) == 0

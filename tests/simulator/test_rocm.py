@@ -1,4 +1,4 @@
-"""GPUs that run ROCm: what of them is PyTorch's source, what is a range, and what is said not to be known."""
+"""GPUs that run ROCm: what of them is PyTorch's source, what is a range, and what is listed as unknown."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_what_cannot_be_indexed_with_32_bits_is_taken_in_halves() -> None:
 def test_an_embeddings_gradient_is_summed_in_parts_above_3072_indices() -> None:
     assert embedding_gradient(3072, 50257, 768, 8, 4, 8, 432) == (0,) * 15
     sizes = embedding_gradient(8192, 50257, 768, 8, 2, 8, 432)
-    assert sizes[-2:] == ((819 + 8192) * 768 * 4, 0), "in fp32 whatever the gradient is in"
+    assert sizes[-2:] == ((819 + 8192) * 768 * 4, 0), "in fp32 for a gradient of any type"
     assert sizes[:3] == (8192 * 8,) * 3, "of the sort"
     assert sizes[3] > 2 * 8192 * 8
     wide = embedding_gradient(10**6, 30522, 8, 8, 4, 8, 432)

@@ -1,4 +1,4 @@
-"""What kernels take for themselves, by PyTorch's own expressions, and what is owned up to as not known."""
+"""Scratch of kernels, by PyTorch's own expressions, and the list of unknown ones."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_foreach_norm_keeps_a_part_for_every_65536_elements() -> None:
     assert taken(aten._foreach_norm.Scalar, tensors, 2) == [2 * 4 * 4]
 
 
-# What is assumed
+# Assumptions
 
 
 @pytest.mark.parametrize(

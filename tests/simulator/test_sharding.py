@@ -155,7 +155,7 @@ def test_fsdp2_keeps_its_shards_in_fp32_and_gathers_in_16_bits(mixed: dict[str, 
     assert _most(own, Bucket.PARAMETERS) == pytest.approx(4 * whole / GPUS, rel=0.02)
     assert _most(own, Bucket.GRADIENTS) == pytest.approx(4 * whole / GPUS, rel=0.02)
     assert _most(own, Bucket.OPTIMIZER) == pytest.approx(8 * whole / GPUS, rel=0.02)
-    # What is outside the blocks is reduced last: 16-bit gradients, and the fp32 copy that is sent.
+    # Rows outside the blocks is reduced last: 16-bit gradients, and the fp32 copy that is sent.
     outside = whole - 4 * block_parameters(SHAPE)
     assert _most(own, Bucket.TEMPORARY) >= (2 + 4) * outside
 

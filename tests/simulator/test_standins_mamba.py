@@ -77,7 +77,7 @@ def test_a_selective_scan_keeps_states_between_chunks_and_its_output_before_the_
 
 
 def test_a_block_of_mamba_keeps_its_projection_and_figures_alone() -> None:
-    """Of `MambaInnerFn`: 2 projections wide, x_dbl, B and C copied, states between chunks, the scan's output."""
+    """Values of `MambaInnerFn`: 2 projections wide, x_dbl, B and C copied, states between chunks, the output."""
     states, rank = 16, WIDTH // 16
     with stood_in() as gpu:
         block = importlib.import_module("mamba_ssm").Mamba(WIDTH).cuda().to(torch.bfloat16)

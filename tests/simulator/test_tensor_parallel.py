@@ -20,7 +20,7 @@ GPT2 = find_model("gpt2").overridden(layers=2, hidden=256, heads=4, vocab=4097, 
 LLAMA = find_model("mistral-7b").overridden(layers=2, hidden=256, heads=8, kv_heads=4, vocab=4096, seq_len=256)
 SAMPLES = 128
 _BLOCK_BYTES = 512
-"""What the allocator rounds a small request up to."""
+"""The size to which the allocator rounds up a small request."""
 
 
 @pytest.mark.parametrize(

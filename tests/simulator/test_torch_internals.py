@@ -1,4 +1,4 @@
-"""What the simulated GPU replaces in torch is in the register, and torch is what the register was checked on."""
+"""Replacements of the simulated GPU in torch are in the register, and torch is a version it was checked on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people put into a training loop, each with what it does to memory on CUDA."""
+"""Common parts of training loops, each with its effect on memory on CUDA."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def block(device: torch.device) -> nn.Module:
 
 
 def kept_bytes(run: Callable[[nn.Module, Tensor], Tensor]) -> int:
-    """What forward keeps beyond its output, once a backward has made the workspaces; backward must work."""
+    """Memory that forward keeps beyond its output, once a backward has made the workspaces; backward must work."""
     with on() as (device, memory):
         layers = block(device)
         for measured in (False, True):

@@ -1,4 +1,4 @@
-"""What takes long to load is loaded once it is used, and answers as before until then."""
+"""Modules that take long to load are loaded once used, and answer as before until then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a snapshot states: memory over time, what the peak consists of, how free memory is laid out."""
+"""The contents of a snapshot: memory over time, the parts of the peak, the layout of free memory."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ class TestSimulated:
         assert ("step 1 forward" in dict(map(reversed, analysis.marks))) is True  # type: ignore[arg-type]
 
     def test_the_start_follows_from_the_end(self, tmp_path: Path, settings: AllocatorSettings) -> None:
-        """Of a file that begins in the middle: undone and done again, every block and every segment is in its place."""
+        """A file that begins in the middle: undone and done again, every block and every segment is in its place."""
         timeline = training({Bucket.PARAMETERS: 60 * MIB, Bucket.ACTIVATIONS: 333 * MIB}, layers=9)
         body: dict[str, Any] = as_snapshot(record(timeline, settings=settings))
         for kept in (3, 17, 40):

@@ -30,7 +30,7 @@ def opened(folder: Path, snapshot: Any, name: str = "snapshot.pickle", protocol:
 
 
 def figures(analysis: Analysis) -> tuple[object, ...]:
-    """What must not depend on how a file is written."""
+    """Results that must not depend on how a file is written."""
     return (
         analysis.peak_allocated_bytes,
         analysis.peak_reserved_bytes,

@@ -67,7 +67,7 @@ def step(activations_mib: int = 300) -> RecordedRun:
 
 
 def live_after(entries: list[dict[str, Any]]) -> tuple[dict[int, int], int]:
-    """What is live after a history by address, and the most bytes that were."""
+    """The live blocks after a history by address, and the most live bytes."""
     live: dict[int, int] = {}
     peak = 0
     for entry in entries:

@@ -24,7 +24,7 @@ try:
             print(f"\\r\\x1b[32mstep {step}\\x1b[0m", end="", flush=True)
         if step == 400:
             word = input("\\ngo on? ")
-            print("it was told", word, flush=True)
+            print("the answer was", word, flush=True)
 except KeyboardInterrupt:
     print("\\ninterrupted", flush=True)
     sys.exit(3)
@@ -37,13 +37,13 @@ def test_a_command_with_its_monitor(tmp_path: Path) -> None:
     with terminal("run", "--tui", "--", sys.executable, "-c", TRAIN, columns=120, lines=40, env=env) as screen:
         screen.wait_for("a terminal: True", "continue?", "STEP TIME")
         screen.press("q")
-        screen.wait_for("End the command and leave?")
+        screen.wait_for("Stop training and quit?")
         screen.press("n")
         screen.wait_until(lambda text: "End the command" not in text, "the question to close")
         screen.press("\t")  # from the processes round to the command's pane
         screen.wait_for("keys go to it")
         screen.press("yes\r")
-        screen.wait_for("it was told yes")
+        screen.wait_for("the answer was yes")
         screen.press("\x03")
         assert screen.exit_code(30) == 3
         assert "interrupted" in screen.text

@@ -1,4 +1,4 @@
-"""What every test of a screen runs with."""
+"""Settings of every test of a screen."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from textual.widget import Widget
 from textual.widgets import Button, Input, Static
 
 from gpumem_tui.options.workload import WorkloadOptions
-from gpumem_tui.run.children import SIDE_EFFECTS
+from gpumem_tui.run.children import side_effects
 from gpumem_tui.run.control import Control, Unusable
 from gpumem_tui.run.events import Failed, Output
 from gpumem_tui.search.config import SearchConfig
@@ -59,11 +59,11 @@ def shown(widget: Widget) -> bool:
 
 
 def keys(pilot: Pilot[int]) -> set[str]:
-    """What the footer offers, in words."""
+    """The footer's offers, in words."""
     return {active.binding.description for active in pilot.app.screen.active_bindings.values() if active.binding.show}
 
 
-# What is said
+# Words
 
 
 def test_the_batch_size_that_is_traced_is_the_stage() -> None:
@@ -139,7 +139,7 @@ async def test_what_the_command_prints_is_on_the_screen_from_the_start(size: tup
         assert pane.display
         assert pane.size.height >= 6
         assert pane.text.startswith("$ python3 train.py --batch-size {batch}")
-        assert pane.text.replace("\n", "").count(SIDE_EFFECTS) == 1
+        assert pane.text.replace("\n", "").count(side_effects(3)) == 1
         assert screen.query_one("#ledger-pane").size.height >= 8
         await until(pilot, lambda: "tracing batch size 3" in str(screen.query_one(VerdictPanel).render()))
 
@@ -279,7 +279,7 @@ async def test_a_command_that_fails_leaves_its_last_words_on_the_screen() -> Non
 async def test_before_the_first_run_it_is_said_what_a_run_does() -> None:
     async with command_scene.app(scene.missing_torch, autostart=False).run_test(size=(80, 24)) as pilot:
         await stands_still(pilot)
-        assert SIDE_EFFECTS in pane_of(pilot).text.replace("\n", "")
+        assert side_effects(3) in pane_of(pilot).text.replace("\n", "")
         assert "s finds the largest {batch} that fits" in str(screen_of(pilot).query_one(VerdictPanel).render())
 
 

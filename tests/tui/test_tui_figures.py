@@ -12,7 +12,7 @@ from gpumem_tui.tui.kit.figures import compact_bytes, percent, signed, span_widt
 from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS, OUTCOME_SYMBOLS, to_ascii, wants_ascii
 
 LARGEST_DEVICE = 1 << 75
-"""What a formula can ask for when a user asks for a batch of a billion."""
+"""The need of a formula when a user asks for a batch of a billion."""
 
 
 @given(st.integers(-LARGEST_DEVICE, LARGEST_DEVICE))

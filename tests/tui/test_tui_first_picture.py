@@ -23,7 +23,7 @@ _BACK = "\x1b[?1049l"
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """What goes to the terminal."""
+    """The terminal's output."""
     stream = io.StringIO()
     monkeypatch.setattr(sys, "__stderr__", stream)
     return stream

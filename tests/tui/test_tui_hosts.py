@@ -44,7 +44,7 @@ from tests.remote.standins import UNKNOWN_KEY, Ssh, reading
 from tests.scenes.pictures import until
 from tests.scenes.reading import text_of
 
-# What is drawn
+# Drawing
 
 
 def live(name: str, *gpus: int, probes: dict[tuple[str, int], dict[str, object]] | None = None) -> HostStatus:
@@ -213,7 +213,7 @@ def test_ranks_in_lockstep_never_lag_however_they_are_read(step_s: float) -> Non
 
 
 def test_ranks_that_all_stop_do_not_lag() -> None:
-    """What is read of one before the others is not held against it."""
+    """An early reading of one host counts nothing against it."""
     for second in range(200, 300):
         hosts = [rank_at(0, second, 0.016, 0.0, 200.0), rank_at(1, second - 0.9, 0.016, 0.5, 200.0)]
         assert told(*hosts) in ("", f"no rank has finished a step for {second - 0.9 - 200:.0f} s")
@@ -388,7 +388,7 @@ def test_users_and_models_have_columns_where_there_is_room() -> None:
     assert "bob" in lines(by_user, 78)[1]
 
 
-# What is done
+# Activities
 
 
 @pytest.fixture
@@ -496,7 +496,7 @@ async def test_gpus_filter_and_one_hosts_processes(fleet: Fleet) -> None:
 
 
 def signalled(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
-    """What is sent to the processes of b, instead of sending it; the second time that fails."""
+    """The signals for the processes of b, instead of sending them; the second one fails."""
     sent: list[tuple[int, str]] = []
 
     def signal(process: HostProcess, signal: str) -> None:

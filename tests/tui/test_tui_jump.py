@@ -31,7 +31,7 @@ async def test_each_pane_has_a_letter_that_gives_it_the_keys() -> None:
 async def test_the_help_begins_with_the_pane_that_has_the_keys() -> None:
     async with plan_scene.app(GPT2).run_test(size=SIZES["120x40"]) as pilot:
         screen = await plan_scene.settled(pilot)
-        for pane, words in (("ledger", "by bucket, at the peak"), ("controls", "What is trained, and how")):
+        for pane, words in (("ledger", "by bucket, at the peak"), ("controls", "Model and training")):
             screen.query_one(f"#{pane}").focus()
             await pilot.press("question_mark")
             await until(pilot, lambda: isinstance(pilot.app.screen, HelpScreen))

@@ -48,12 +48,12 @@ from tests.tui.test_tui_help import below, ours
 _WARM_UP = 2
 _LINES: list[Row] = [[(f"line {number} ", "bold"), ("of a text", "")] for number in range(40)]
 _MOST_WIDGETS, _MOST_STRIPS, _MOST_BYTES = 24, 600, 6 * MIB
-"""What there may be more of after all these times: one dialogue that is still on its way out."""
+"""Allowed growth after all these times: one dialogue that is still on its way out."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """What is alive in the process, without what is garbage, and its memory."""
+    """The live objects of the process, without garbage, and its memory."""
 
     widgets: int
     strips: int
@@ -127,7 +127,7 @@ async def _go_round(pilot: Pilot[int]) -> None:
 
 
 async def _kept(pilot: Pilot[int], show: Callable[[Pilot[int]], Awaitable[None]], times: int) -> tuple[Held, Held]:
-    """What is held after two times, and after so many more."""
+    """The memory after two times, and after so many more."""
     for _ in range(_WARM_UP):
         await show(pilot)
     before = Held.now()

@@ -58,7 +58,7 @@ async def test_one_gpu_stale_and_one_lost() -> None:
 
 @pytest.mark.parametrize("size", [(40, 10), SMALL], ids=["40x10", "80x24"])
 async def test_no_driver(size: tuple[int, int]) -> None:
-    """What it states may be cut off where there is no room, not the problem itself."""
+    """Its details may be cut off where there is no room, not the problem itself."""
     app = scene.app(scene.of([], problem=PROBLEM))
     more = ("3                     Plan: what fits", "gpumem-tui doctor     what works here") if size == SMALL else ()
     await assert_shown(app, "No GPU to watch", "NVIDIA driver and library", *more, size=size, before=settled())

@@ -181,7 +181,7 @@ async def test_the_help_names_the_key_of_every_pane() -> None:
     assert set(PANES.values()) <= named
 
 
-# What leaves the screen
+# Copying
 
 
 async def test_a_plan_is_compared_as_it_was_opened_and_as_it_was_marked() -> None:

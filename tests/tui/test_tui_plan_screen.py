@@ -135,7 +135,7 @@ async def test_undo_takes_the_typed_number_out_of_its_control() -> None:
     [
         ("seq_len", "1025", "1024 positions"),
         ("target_batch", "7", "less than one pass of 8"),
-        ("gpus", "0", "must be at least 1"),
+        ("gpus", "0", "give at least 1"),
     ],
 )
 async def test_more_that_cannot_be(key: str, digits: str, said: str) -> None:

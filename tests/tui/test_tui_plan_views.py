@@ -1,4 +1,4 @@
-"""What the Plan screen's lists say, read as text."""
+"""The Plan screen's lists, read as text."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ Drawn = TypeVar("Drawn")
 
 
 def drawn(rows: Callable[..., Drawn], now: Answer, trace: TraceState, *rest: int | str) -> Drawn:
-    """What the numbers of a plan and its trace are drawn as."""
+    """The drawn numbers of a plan and its trace."""
     return rows(shown_model(now, trace), *rest)
 
 
@@ -184,7 +184,7 @@ def test_what_is_in_the_way_is_named() -> None:
 
 @pytest.mark.parametrize("width", [34, NARROW, ROOMY])
 def test_a_traced_peak_of_another_phase_than_the_formula_s_is_said_beside_the_numbers(width: int) -> None:
-    """They agree wherever both are known; where the trace peaks elsewhere, the line notes this."""
+    """They agree wherever both have values; where the trace peaks elsewhere, the line notes this."""
     whole = replace(LLAMA, recipe=Recipe(gpus=4))
     first_step = traced_of(whole, steps=1)
     found_here = traced_answer(whole, first_step)

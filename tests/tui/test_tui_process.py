@@ -54,7 +54,7 @@ def in_terminal(*, is_controlling: bool = True) -> Iterator[tuple[subprocess.Pop
 
 
 def read_until(descriptor: int, mark: bytes, timeout_s: float = 15.0) -> bytes:
-    """What the program draws, up to a mark, its end or a time limit."""
+    """The program's output, up to a mark, its end or a time limit."""
     drawn, deadline = b"", time.monotonic() + timeout_s
     while mark not in drawn and time.monotonic() < deadline:
         if select.select([descriptor], [], [], 0.1)[0]:

@@ -1,4 +1,4 @@
-"""What the program uses of Textual without a promise is there in the installed version."""
+"""Textual's undocumented parts that the program uses are in the installed version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the panels say, as data."""
+"""The panels' contents, as data."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ async def says(pilot: Pilot[int], published: Published) -> None:
     await until(pilot, lambda: scene.screen_of(pilot.app).state.published is published)
 
 
-# What is shown
+# Contents
 
 
 async def test_the_share_of_a_watched_process_is_divided_live() -> None:

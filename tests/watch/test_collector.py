@@ -1,4 +1,4 @@
-"""What is published, put where it belongs; and the thread that reads it."""
+"""Publications, put where they belong; and the thread that reads them."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_nothing_new_is_the_same_object(tmp_path: Path) -> None:
     try:
         before = probes.latest()
         probes.ask([], None)
-        assert read.wait(10), "who waits for it is told anyway"
+        assert read.wait(10), "whoever waits for it hears of it anyway"
         assert not probes.is_reading
         assert probes.latest() is before
     finally:

@@ -78,7 +78,7 @@ def of(folder: Path, exit_: Exit | None = None, error: dict[str, Any] | None = N
         (seen(exit_code=None, signal=11), None, ProcessState.CRASHED, "crashed: segmentation fault (SIGSEGV)"),
         (seen(exit_code=None, signal=6), None, ProcessState.CRASHED, "crashed: aborted (SIGABRT)"),
         (seen(exit_code=None, signal=40), None, ProcessState.KILLED, "killed (signal 40)"),
-        (seen(exit_code=None), None, ProcessState.VANISHED, "killed or crashed; which of them was not seen"),
+        (seen(exit_code=None), None, ProcessState.VANISHED, "killed or crashed (not observed)"),
         (
             seen(
                 exit_code=None, signal=9, killed_for_memory=True, resident_bytes=15 * GIB, limit_bytes=16 * GIB,
@@ -106,7 +106,7 @@ def test_what_is_no_end_is_a_problem(tmp_path: Path) -> None:
 
 
 def test_the_last_sample_with_a_model_stays(tmp_path: Path) -> None:
-    """At the exit, `main` has returned and its model is gone; how many steps it made is known from then."""
+    """At the exit, `main` has returned and its model is gone; its number of steps is from then."""
     ring = RingFile(tmp_path / "probes", gone())
     fields = asdict(ON_CPU)
     nothing = {"parameters_bytes": 0, "gradients_bytes": 0, "optimizer_bytes": 0}
@@ -118,7 +118,7 @@ def test_the_last_sample_with_a_model_stays(tmp_path: Path) -> None:
     assert process.samples[0].record.parameters_bytes == 4 * GIB
 
 
-# What the kernel's log states
+# The kernel's log
 
 
 def log_file(tmp_path: Path) -> Path:
@@ -144,7 +144,7 @@ def test_a_process_that_nobody_followed(tmp_path: Path) -> None:
     assert unseen(GONE_PID, 60 * os.sysconf("SC_CLK_TCK"), log_file(tmp_path)) is None
 
 
-# What is seen of a living process
+# A living process
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A process whose memory after each step rises steadily is told; one that warms up or changes its batch is not."""
+"""A process whose memory after each step rises steadily is reported; one that warms up or changes its batch is not."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def leaking(folder: Path, gpu_uuid: str = RECORD.device_uuid, limit_bytes: int =
     ids=["no limit", "a far limit", "1 GiB below the process's own limit"],
 )
 def test_an_alert_says_how_fast_and_how_long(limit_bytes: int, left: str, tmp_path: Path) -> None:
-    """Of a GPU with 57 GiB free, and 20 GiB more in the allocator's cache."""
+    """A GPU with 57 GiB free, and 20 GiB more in the allocator's cache."""
     gpu = scene.gpu(0, [scene.process(4100, 22 * GIB)])
     leaking(tmp_path / "probes", gpu.uuid, limit_bytes)
     published = Collector(Watcher([tmp_path / "probes"])).collect([gpu])

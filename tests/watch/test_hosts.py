@@ -1,4 +1,4 @@
-"""Processes as /proc shows them, whatever they call themselves and wherever they live."""
+"""Processes as /proc shows them, with any names and in any place."""
 
 from __future__ import annotations
 

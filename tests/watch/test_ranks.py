@@ -1,4 +1,4 @@
-"""Of ranks that have stopped: which is named as the first, and in which words."""
+"""Ranks that have stopped: which is named as the first, and in which words."""
 
 from __future__ import annotations
 

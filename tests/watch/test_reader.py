@@ -1,4 +1,4 @@
-"""What the watcher makes of rings: of processes that run, end, vanish, come again, or write another version."""
+"""The watcher's view of rings: of processes that run, end, vanish, come again, or write another version."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_step_counter_tells_a_hang_from_a_sample_that_is_rare(folder: Path) 
     ring.patch(*heartbeat_patch(Heartbeat(70, 64_000_000_000, 66_000_000_000, is_busy=False)))
     [process] = watcher.processes()
     assert (process.step, process.age_s, process.heard_s) == (70, 60.0, 1.0)
-    assert (process.rarer, process.problem) == ("rarer: one takes long", "the probe met 2 errors")
+    assert (process.rarer, process.problem) == ("sampling slowed, samples take long", "the probe met 2 errors")
     offset, content = heartbeat_patch(Heartbeat(71, 64_000_000_000, 66_000_000_000, is_busy=True))
     ring.patch(offset, content[:8])  # half written
     assert watcher.processes()[0].heard_s == 60.0
@@ -143,7 +143,7 @@ def test_the_ring_goes_round(folder: Path) -> None:
 
 
 def test_only_new_samples_are_read(folder: Path) -> None:
-    """What was read before may be damaged since: it is known. Of a process that is gone nothing is read again."""
+    """Files read before may be damaged since: their contents stay. A process that is gone is not read again."""
     ring, ended = RingFile(folder, this_process()), RingFile(folder, gone())
     for one in (ring, ended):
         one.sample(replace(RECORD, step=1))

@@ -144,7 +144,7 @@ def test_who_has_ended(tmp_path: Path) -> None:
     [process] = Watcher([tmp_path / "probes"]).processes()
     assert process.process.job == "night [2J"
     line = process_line(process, now_s=process.process.started_ns / 1e9)
-    told = "killed or crashed; which of them was not seen; the last step seen was 1,234; a few may have followed"
+    told = "killed or crashed (not observed); the last step seen was 1,234; a few may have followed"
     assert line == f"PID 4000000 (python  [2Jtrain.py), torch 2.13.0, by run 0 s ago: {told}"
 
 

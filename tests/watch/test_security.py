@@ -1,4 +1,4 @@
-"""What others may have put into the probes' folder is refused with a reason, and never followed."""
+"""Other users' files in the probes' folder are refused with a reason, and never followed."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_folder_with_too_many_files(ring: RingFile) -> None:
 
 
 def test_many_living_processes_leave_descriptors_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of their ends those are told in /proc that no descriptor is held of."""
+    """Their ends are found in /proc if no descriptor of them is held."""
     monkeypatch.setattr(reader, "_HELD_SHARE_OF_A_USER", 8 / resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     sleepers = [subprocess.Popen(["sleep", "600"]) for _ in range(12)]
     try:

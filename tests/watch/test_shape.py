@@ -40,7 +40,7 @@ def why_not(what: Trained) -> str:
 
 
 def architecture(shape: ModelShape) -> ModelShape:
-    """What of a shape its parameters can tell, or the catalog by its dimensions."""
+    """The parts of a shape that follow from its parameters, or from the catalog by its dimensions."""
     return replace(shape, name="", source="", published_parameters=None, seq_len=0, max_seq_len=0, dropout=0.0)
 
 

@@ -168,7 +168,7 @@ def test_root_writes_nothing_into_another_folder(level: str) -> None:
 
 @as_root
 def test_root_reads_no_other_folder() -> None:
-    """What is in a private folder of root's is not shown as another user's."""
+    """Files in a private folder of root's are not shown as another user's."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         home = Path(name)
         home.chmod(0o755)

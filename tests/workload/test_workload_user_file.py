@@ -71,7 +71,7 @@ class Sized(Inference):
 def _restored_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Files are named relative to the working folder, and leave nothing importable behind.
 
-    What they import of libraries stays: compiled modules, as those of triton, cannot be loaded a second time.
+    Their imports of libraries stay: compiled modules, such as triton's, cannot be loaded a second time.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -231,7 +231,7 @@ def test_a_name_that_is_not_there(write: WriteFile) -> None:
 def test_a_class_that_needs_arguments(write: WriteFile) -> None:
     message = refusal_of(f"{write(IN_A_CLASS)}:Sized")
     assert message.startswith("--workload train.py: Sized() raised TypeError: ")
-    assert message.endswith("'width'; it must work without arguments")
+    assert message.endswith("'width'; make it work without arguments")
 
 
 @pytest.mark.parametrize(

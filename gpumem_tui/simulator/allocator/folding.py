@@ -38,12 +38,12 @@ class Round:
 
 @dataclass(frozen=True)
 class _Cut:
-    """Rounds that are left out: of events and allocations where they start and end.
+    """A run of equal rounds to drop: [start, end) of its events and allocations.
 
     Attributes:
-        alike: allocations at the end of them that stand for as many before them.
+        alike: allocations at their end that represent equally many before them.
         times: how often the last rounds that stay follow once more.
-        marks: of these rounds.
+        marks: [start, end) of the marks of the last rounds kept.
     """
 
     events: tuple[int, int]

@@ -129,7 +129,7 @@ def _split_options(text: str) -> list[str]:
 
 
 def _refused(key: str, problem: str) -> OptionError:
-    return OptionError(f"PYTORCH_CUDA_ALLOC_CONF: {key} {problem}")
+    return OptionError(f"PYTORCH_CUDA_ALLOC_CONF: {key} {problem}; correct or remove it")
 
 
 def _key_and_value(option: str) -> tuple[str, str]:

@@ -361,7 +361,7 @@ def fake_tensors_shown() -> Iterator[None]:
 
 
 def _to_programs(own: Any, other: Any) -> property:
-    """Return an attribute of a module that is `other` but to torch's modules and to this package's."""
+    """Return a module attribute that reads as `own` inside torch and this package, and as `other` elsewhere."""
 
     def read(_module: ModuleType) -> Any:
         asking = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]

@@ -24,8 +24,8 @@ class _FakeParameter(FakeTensor, nn.Parameter, metaclass=type(nn.Parameter)):  #
 
 
 _SHOWN = frozenset((torch.Tensor, nn.Parameter))
-"""What a tensor without data is to the program: ``type(x) is torch.Tensor``, which libraries ask, and call to make
-another one. Its dispatch keys bring its operators to the mode anyway."""
+"""The class of a tensor without data for the program: ``type(x) is torch.Tensor``, which libraries ask, and call to
+make another one. Its dispatch keys bring its operators to the mode anyway."""
 
 
 _OF_FAKES = "fake_mode"

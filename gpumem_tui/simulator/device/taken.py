@@ -344,7 +344,7 @@ class Taken:
         return taken and replace(taken, classes=None, which=None)
 
     def _between(self, source: torch.Tensor) -> Uniform | None:
-        """Return the range of whole numbers that are known; None of others."""
+        """Return the range of whole numbers known; None of others."""
         known = self._known.of(source) if is_without_data(source) else source
         if known is None or known.dtype not in WHOLE or known.dtype is torch.bool or not known.numel() or known.is_meta:
             return None

@@ -25,7 +25,7 @@ from gpumem_tui.simulator.device.values import Values
 from gpumem_tui.simulator.device.ways import Way, kind_of, way
 
 _OTHERWISE = 64
-"""What an unknown number reads as in a trace that shows whether anything is sized by it. Fractions have a half more; of
+"""The value of an unknown number in a trace that shows whether anything is sized by it. Fractions have a half more; of
 several numbers every other one is less, as a program may keep those above, or below, some value or their mean."""
 READ: Any = torch.ops.aten._local_scalar_dense.default
 

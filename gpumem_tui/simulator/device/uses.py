@@ -131,7 +131,7 @@ class Step(NamedTuple):
 
 @dataclass(eq=False)
 class SourceFile:
-    """What a file, or one function of a library, consists of.
+    """The parts of a file, or of one function of a library.
 
     Attributes:
         mentions: by name the statements that have it; an attribute's name begins with a dot.

@@ -2,7 +2,7 @@
 
 Names, attributes, arguments and containers that get it are followed in every file of the program that is imported.
 Where the source is not clear, "it may" is the answer, as that costs no more than one more trace, with other numbers
-read (`gpumem_tui/search/predicting.py`): memory that a program takes by such a number, in whatever way, differs there.
+read (`gpumem_tui/search/predicting.py`): memory that a program takes by such a number, in any way, differs there.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gpumem_tui.simulator.device.uses import (
 from gpumem_tui.step.sites import is_installed
 
 NUMBER, WHOLE, TRUTH, CHOSEN = 1, 2, 4, 8
-"""What a value holds that is read from a GPU: numbers, whole ones, truth values; or as many elements as these tell."""
+"""The kind of value that is read from a GPU: numbers, whole ones, truth values; or as many elements as these tell."""
 
 _MOST_PLACES = 12
 _READING = frozenset(("item", "tolist", "cpu", "numpy", "to", "int", "float"))

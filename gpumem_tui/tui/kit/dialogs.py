@@ -351,11 +351,11 @@ class PagesScreen(ScrolledDialog[None]):
 
 
 class QuestionScreen(Dialog[bool]):
-    """A question whether to do something to a process. Beforehand the answer that leaves it alone is chosen.
+    """Confirms an action on a process. “Leave it” has the focus.
 
     Args:
-        verb: what is done; `question`: whether to.
-        about: to which process, in one line; `effect`: what that does to it.
+        verb: the action; `question`: the title.
+        about: the process, in one line; `effect`: the action's effect on it.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -387,10 +387,10 @@ class QuestionScreen(Dialog[bool]):
 
 
 class WaitingScreen(Dialog[None]):
-    """Shows for how long it has waited; leaving it is leaving off. Stays, with the reason, when it fails.
+    """Counts the seconds of a running job. Closing it cancels the job; if the job fails it stays and shows why.
 
     Args:
-        title: what is under way; `about`: with whom, in one line; `effect`: what that means, and what leaving off does.
+        title: the job; `about`: its process, in one line; `effect`: what it does, and what cancelling does.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss(None)", "cancel")]

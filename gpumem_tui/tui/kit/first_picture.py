@@ -17,7 +17,7 @@ from gpumem_tui.monitor.snapshot import Snapshot, Source
 from gpumem_tui.monitor.users import only_of, viewer
 
 ALTERNATE = "\x1b[?1049h"
-"""What a program writes to draw on a screen of its own (xterm's control sequences, private mode 1049)."""
+"""Sequences to draw on a screen of its own (xterm's control sequences, private mode 1049)."""
 _ENTER, _LEAVE = f"{ALTERNATE}\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
 _PATIENCE_S = 0.12
 """How long the picture is waited for: a driver that takes longer answers while Textual is imported."""
@@ -49,7 +49,7 @@ def first_picture(source: Source, *, mine: bool) -> Iterator[None]:
 
 
 def taken_over() -> bool:
-    """Leave the picture to the caller to draw over, or to take away; return False where there is none."""
+    """Leave the picture to the caller to draw over, or to take away; return False if missing."""
     was_there = bool(_handlers)
     for number, handler in _handlers.items():
         signal.signal(number, handler)  # type: ignore[arg-type]

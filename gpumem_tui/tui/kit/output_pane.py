@@ -18,7 +18,7 @@ from textual.selection import Selection
 from textual.strip import Strip
 from textual.style import Style
 
-from gpumem_tui.run.children import SIDE_EFFECTS
+from gpumem_tui.run.children import side_effects
 from gpumem_tui.run.events import Output
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import TraceProgress
@@ -60,7 +60,7 @@ class Printed:
         command = config.workload.command
         if command is None:
             return cls()
-        return cls((PrintedLine(f"$ {command.text}", "heading"), PrintedLine(SIDE_EFFECTS, "notice")))
+        return cls((PrintedLine(f"$ {command.text}", "heading"), PrintedLine(side_effects(config.steps), "notice")))
 
     def take(self, event: SearchEvent) -> None:
         """Keep what an event adds to the lines."""

@@ -81,7 +81,7 @@ class MonitorScreen(ProcessActions):
     TOPIC = "monitor"
     PANE_HELP: ClassVar[Mapping[str, str]] = {
         "HistoryChart": "The chosen GPU's memory over time. ← → choose a moment, esc none.",
-        "ProcessTable": "A line a process and GPU. Enter shows all that is known of the one under the cursor.",
+        "ProcessTable": "A line a process and GPU. Enter shows all facts about the one under the cursor.",
     }
     WORDS = "user, pid, command, container, gpu3"
     SHORTEST_S = 0.05

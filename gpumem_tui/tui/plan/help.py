@@ -203,7 +203,7 @@ def _choice_rows(best: Combination, key: str, found: Help, width: int) -> list[L
         by = "formula only"
     elif isinstance(answer := found.best.traced, TracedAnswer):
         seeks = any(one.plan in found.pending and one.price < best.price for one in found.best.untraced)
-        most, cheaper = answer.max_batch_size, f"{PENDING} tracing cheaper ones; " if seeks else ""
+        most, cheaper = answer.max_batch_size, f"{PENDING} tracing cheaper options; " if seeks else ""
         largest = ABSENT if isinstance(most, Unknown) else f"{most:,}" if most else "none"
         needs = f"device used {format_bytes(answer.device_used_bytes)}"
         by = f"{cheaper}traced: fits, largest{' a GPU' if several else ''} {largest}"

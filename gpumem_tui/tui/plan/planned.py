@@ -66,7 +66,7 @@ class Planned(Protocol):
 
     @property
     def verdict(self) -> str:
-        """Whether it fits, as far as that is known; empty before anything is."""
+        """Whether it fits, as far as known; empty before anything is."""
 
     def begin(self) -> None:
         """Begin what runs behind the screen."""

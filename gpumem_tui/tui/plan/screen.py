@@ -91,7 +91,7 @@ class PlanScreen(MainScreen):
     TOPIC = "plan"
     TABLES = ("number", "column")
     PANE_HELP: ClassVar[Mapping[str, str]] = {
-        "controls": "What is trained, and how. ← → change a value, digits type it, enter lists choices; h explains.",
+        "controls": "Model and training. ← → change a value, digits type it, enter lists choices; h explains.",
         "ledger": "Bytes of one GPU by bucket, at the peak. Enter explains a row.",
         "facts": "Batch sizes, passes and what else follows from the plan. Enter explains a row.",
         "pane": "The list named above it. Enter takes a row over: a change, a GPU; ← → show the other lists.",
@@ -107,7 +107,7 @@ class PlanScreen(MainScreen):
         Binding("u", "undo", "undo", tooltip="Undo: take the last change back"),
         Binding("ctrl+r", "redo", "redo", show=False, tooltip="Redo: make it again"),
         Binding("r", "trace", "run", tooltip="Trace again, where that failed; run the what-ifs not run so far"),
-        Binding("x", "stop", "stop", tooltip="Stop what runs: what was found stays, r goes on"),
+        Binding("x", "stop", "stop", tooltip="Stop what runs: what was found stays, r continues"),
         Binding("g", "gpu", "GPU", tooltip="Plan for another GPU: answered without running again"),
         Binding("y", "copy", "copy", tooltip="Copy the command line that opens this plan again"),
         Binding("h", "explain", "explain", tooltip="Explain the control or row: formula, numbers, source, limits"),

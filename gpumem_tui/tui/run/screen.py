@@ -101,7 +101,7 @@ class RunScreen(MonitorScreen):
     CSS_PATH: ClassVar[PurePath | list[str | PurePath]] = [STYLES, Path(__file__).with_name("screen.tcss")]
     SMALLEST = (40, 16)
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q", "leave", "quit", tooltip="End the command and leave"),
+        Binding("q", "leave", "quit", tooltip="Stop the command and quit"),
         Binding("z", "zoom", "zoom", tooltip="The output alone, the Monitor alone, or both"),
     ]
 
@@ -242,7 +242,7 @@ class RunScreen(MonitorScreen):
 
         effect = f"It is asked to end (SIGTERM), and killed if it has not ended after {_LEAVE_S:.0f} s."
         about = f"PID {self._command.pid} ({shortened(self._words)})"
-        self.app.push_screen(QuestionScreen("End", "End the command and leave?", about, effect), answered)
+        self.app.push_screen(QuestionScreen("Stop", "Stop training and quit?", about, effect), answered)
 
     async def end(self) -> int:
         """End the command, and wait until it has."""

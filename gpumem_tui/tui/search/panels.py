@@ -50,7 +50,7 @@ def workload_lines(config: SearchConfig) -> Iterator[tuple[str, str]]:
             yield "", shortened(command.text, _PANEL_CHARACTERS)
         if recipe.gpus > 1:
             yield "ranks", f"{recipe.gpus:,}"
-        yield "", "It decides model, precision and optimizer itself."
+        yield "", "Model, precision and optimizer come from your script."
         return
     yield "model", shape.name
     yield "params", f"{count_parameters(shape):,}"
