@@ -30,7 +30,7 @@ from gpumem_tui.step import Phase
 from gpumem_tui.workload.command import BATCH
 from gpumem_tui.workload.spec import WorkloadSpec
 
-_OF_A_VALUE = re.compile(r"\b(AssertionError|ValueError|RuntimeError|TypeError|ZeroDivisionError)\b")
+_OF_A_VALUE = re.compile(r"\b(AssertionError|IndexError|ValueError|RuntimeError|TypeError|ZeroDivisionError)\b")
 """Errors of programs about a number that they cannot work with."""
 _UNBOUNDED = "a size is taken from a number that only the GPU computes and nothing bounds, and nothing is computed here"
 _COMPILED = "a compiled model is traced at the batch size asked for alone: search finds the largest"
