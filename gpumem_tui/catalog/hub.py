@@ -1,7 +1,9 @@
 """The `config.json` of a model on the Hugging Face hub: from the hub's cache, else from the hub. No package is needed.
 
-The hub is asked as huggingface_hub asks it: `resolve` sends the file, or on to where it is, by a redirection within the
-hub; `X-Repo-Commit` names the revision, `X-Error-Code` what is wrong.
+The hub is asked as huggingface_hub 2.4 asks it: `resolve` sends the file, or on to where it is, by a redirection within
+the hub; `X-Repo-Commit` names the revision, `X-Error-Code` and `X-Error-Message` what is wrong (its function
+`hf_raise_for_status`), `RateLimit` when to ask again (https://huggingface.co/docs/hub/rate-limits).
+`tests/catalog/test_hub.py` compares the two.
 """
 
 from __future__ import annotations
@@ -36,6 +38,11 @@ _ANSWER_S = 6.0
 _MOST_BYTES = 4 << 20
 """Published configurations have up to some 100 KB, with the labels of a classifier in them."""
 _YES = frozenset({"1", "on", "yes", "true"})
+_UNKNOWN = "Invalid credentials in Authorization header"
+_DISABLED = "Access to this resource is disabled."
+"""What the hub says in `X-Error-Message` of a token it does not know, and of a model that was taken down."""
+_RESET = re.compile(r";\s*r=0\s*;\s*t=(\d+)")
+"""No request left of a `RateLimit`, and in how many seconds there will be."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +83,8 @@ def hub_model(name: str) -> HubModel | None:
 
 
 def cache() -> Path:
-    """Return where huggingface_hub keeps models (its documentation, "Environment variables")."""
-    return Path(os.environ.get("HF_HUB_CACHE") or _home() / "hub").expanduser()
+    """Return where huggingface_hub keeps models (its `constants.py`; HUGGINGFACE_HUB_CACHE is the older name)."""
+    return _folder("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE") or _home() / "hub"
 
 
 def cached_names() -> list[str]:
@@ -98,9 +105,9 @@ def configuration(model: HubModel, *, offline: bool = False) -> Path:
     """
     if (kept := model.cached) is not None:
         return kept
-    for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
-        if os.environ.get(variable, "").lower() in _YES:
-            raise CatalogError(f"{_lacking(model)}, and {variable} is set: unset it, or {_by_hand(model)}")
+    variable = "HF_HUB_OFFLINE" if os.environ.get("HF_HUB_OFFLINE") else "TRANSFORMERS_OFFLINE"
+    if os.environ.get(variable, "").lower() in _YES:
+        raise CatalogError(f"{_lacking(model)}, and {variable} is set: unset it, or {_by_hand(model)}")
     if offline:
         raise CatalogError(f"{_lacking(model)}: {HOW_TO_ASK}, or {_by_hand(model)}")
     return _keep(model, _asked(model))
@@ -116,7 +123,13 @@ def _by_hand(model: HubModel) -> str:
 
 
 def _home() -> Path:
-    return Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
+    return _folder("HF_HOME") or (_folder("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "huggingface"
+
+
+def _folder(*variables: str) -> Path | None:
+    """Return the folder that the first of the variables names which is set."""
+    named = next(filter(None, map(os.environ.get, variables)), None)
+    return None if named is None else Path(os.path.expandvars(named)).expanduser()
 
 
 def _endpoint() -> str:
@@ -130,7 +143,7 @@ def _token() -> str:
     found = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN") or ""
     if not found:
         with suppress(OSError, UnicodeDecodeError):
-            found = Path(os.environ.get("HF_TOKEN_PATH") or _home() / "token").read_text(encoding="utf-8")
+            found = (_folder("HF_TOKEN_PATH") or _home() / "token").read_text(encoding="utf-8")
     return found.strip()
 
 
@@ -159,9 +172,18 @@ def _get(path: str) -> Fetched:
 def _refusal(model: HubModel, found: Fetched) -> str:
     """Say what the hub refused, and what to do about it."""
     code, page = found.headers.get("x-error-code", ""), f"{_endpoint()}/{model.name}"
-    if code == "GatedRepo" or found.status == 403:
-        how = "your token was refused" if _token() else "`hf auth login` or HF_TOKEN=… states who you are"
+    said = found.headers.get("x-error-message", "")
+    if said == _UNKNOWN:
+        return f"{_endpoint()} does not know your token, which may have expired: `hf auth login`, or unset HF_TOKEN"
+    if code == "GatedRepo":
+        how = (
+            "your token's account is not let in yet" if _token() else "`hf auth login` or HF_TOKEN=… states who you are"
+        )
         return f"{model.name} is gated: accept its terms on {page}; {how}"
+    if said == _DISABLED:
+        return f"{model.name} was disabled on {_endpoint()}: take another model, or the path of a {FILE}"
+    if found.status == 403:
+        return f"{_endpoint()} forbids {model.name} ({said or found.reason}): give your token the right to read it"
     if code == "RevisionNotFound":
         return f"{model.name} has no revision {model.revision!r}: {page}/tree/main lists them"
     if code == "EntryNotFound":
@@ -174,7 +196,9 @@ def _refusal(model: HubModel, found: Fetched) -> str:
         hint = f"did you mean {near}?" if near else "check the name; a private one takes `hf auth login` or HF_TOKEN=…"
         return f"there is no file or folder {model.name}, nor a model of that name on {_endpoint()}: {hint}"
     if found.status == 429:
-        return f"{_endpoint()} has had too many requests (429): wait a minute, or set HF_TOKEN"
+        reset = _RESET.search(found.headers.get("ratelimit", ""))
+        wait = f"{int(reset[1])} s" if reset else "five minutes"
+        return f"{_endpoint()} has had too many requests (429): wait {wait}, or set HF_TOKEN"
     return f"{_endpoint()} answered {found.status} ({found.reason}) for {model.name}: try again, or {_by_hand(model)}"
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import runpy
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import TCPServer, ThreadingMixIn
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -54,6 +57,8 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         self.server.hub.answers.get(path, refusing(404, "RepoNotFound"))(self)
 
+    do_HEAD = do_GET  # noqa: N815 - its base class calls it
+
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         """Say nothing."""
 
@@ -62,16 +67,17 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
-        self.wfile.write(body)
+        if self.command == "GET":
+            self.wfile.write(body)
 
 
 def sending(body: bytes, commit: str = COMMIT) -> Answer:
-    return lambda handler: handler.send(200, body, X_Repo_Commit=commit)
+    return lambda handler: handler.send(200, body, X_Repo_Commit=commit, ETag='"a"')
 
 
-def refusing(code: int, error: str = "") -> Answer:
-    said = {"X_Error_Code": error, "X_Error_Message": "as the hub words it"} if error else {}
-    return lambda handler: handler.send(code, b"Access denied", **said)
+def refusing(code: int, error: str = "", message: str = "as the hub words it", limit: str = "") -> Answer:
+    said = {"X_Error_Code": error, "X_Error_Message": message, "RateLimit": limit}
+    return lambda handler: handler.send(code, b"Access denied", **{name: text for name, text in said.items() if text})
 
 
 def sent_on(location: str, code: int = 307) -> Answer:
@@ -80,7 +86,7 @@ def sent_on(location: str, code: int = 307) -> Answer:
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    for name in ("HF_HUB_CACHE", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "HF_HUB_OFFLINE", "http_proxy"):
+    for name in (*SETTINGS, "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "http_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("no_proxy", "*")
@@ -92,6 +98,17 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         running.shutdown()
 
 
+SETTINGS = (
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HUGGINGFACE_HUB_CACHE",
+    "XDG_CACHE_HOME",
+    "HF_TOKEN_PATH",
+    "HF_HUB_OFFLINE",
+    "TRANSFORMERS_OFFLINE",
+)
+
+
 def refused(name: str, *, offline: bool = False) -> str:
     with pytest.raises(CatalogError) as caught:
         read_config_file(name, offline=offline)
@@ -101,6 +118,8 @@ def refused(name: str, *, offline: bool = False) -> str:
 
 
 RESOLVE = "/Qwen/Qwen3-1.7B/resolve/main/config.json"
+EXPIRED = "Invalid credentials in Authorization header"
+DISABLED = "Access to this resource is disabled."
 
 
 class TestReading:
@@ -177,7 +196,11 @@ class TestRefusals:
             (refusing(401, "RepoNotFound"), "nor a model of that name on {hub}: check the name; a private one takes"),
             (refusing(404, "RevisionNotFound"), "has no revision 'main'"),
             (refusing(404, "EntryNotFound"), "has no config.json, so it is not one that transformers builds"),
-            (refusing(429), "too many requests (429): wait a minute, or set HF_TOKEN"),
+            (refusing(401, message=EXPIRED), "{hub} does not know your token, which may have expired: `hf auth login`"),
+            (refusing(403, message=DISABLED), "Qwen/Qwen3-1.7B was disabled on {hub}: take another model"),
+            (refusing(403), "{hub} forbids Qwen/Qwen3-1.7B (as the hub words it): give your token the right to read"),
+            (refusing(429), "too many requests (429): wait five minutes, or set HF_TOKEN"),
+            (refusing(429, limit='"resolvers";r=0;t=55'), "too many requests (429): wait 55 s, or set HF_TOKEN"),
             (refusing(503), "answered 503 (Service Unavailable) for Qwen/Qwen3-1.7B: try again, or give the path of"),
             (sent_on(RESOLVE), "answered 307"),
             (sent_on("file:///etc/passwd"), "answered 307"),
@@ -247,6 +270,84 @@ class TestRefusals:
         assert "set HF_HUB_CACHE to a folder of yours" in refused("Qwen/Qwen3-1.7B")
 
 
+class TestAsThePackageDoes:
+    """huggingface_hub itself asks the same server."""
+
+    @pytest.mark.parametrize(
+        "answer",
+        [sending(QWEN), sent_on(f"/api/resolve-cache/models/Qwen/Qwen3-1.7B/{COMMIT}/config.json?etag=%22a%22")],
+    )
+    def test_each_reads_what_the_other_kept(self, server: Hub, tmp_path: Path, answer: Answer) -> None:
+        package = pytest.importorskip("huggingface_hub")
+        server.answers[RESOLVE] = answer
+        server.answers[f"/api/resolve-cache/models/Qwen/Qwen3-1.7B/{COMMIT}/config.json"] = sending(QWEN)
+        asked = package.HfApi(endpoint=server.address, token=False)
+        kept = asked.hf_hub_download("Qwen/Qwen3-1.7B", "config.json", cache_dir=hub.cache())
+        assert read_config_file("Qwen/Qwen3-1.7B", offline=True).path == kept
+        shutil.rmtree(hub.cache())
+        ours = read_config_file("Qwen/Qwen3-1.7B").path
+        assert ours == package.try_to_load_from_cache("Qwen/Qwen3-1.7B", "config.json", cache_dir=hub.cache())
+
+    @pytest.mark.parametrize(
+        ("answer", "error", "said"),
+        [
+            (refusing(401, "GatedRepo"), "GatedRepoError", "is gated"),
+            (refusing(403, "GatedRepo"), "GatedRepoError", "is gated"),
+            (refusing(401, "RepoNotFound"), "RepositoryNotFoundError", "nor a model of that name"),
+            (refusing(404, "RevisionNotFound"), "RevisionNotFoundError", "has no revision"),
+            (refusing(404, "EntryNotFound"), "RemoteEntryNotFoundError", "has no config.json"),
+            (refusing(401, message=EXPIRED), "HfHubHTTPError", "does not know your token"),
+            (refusing(403, message=DISABLED), "DisabledRepoError", "was disabled"),
+            (refusing(403), "HfHubHTTPError", "forbids"),
+        ],
+    )
+    def test_each_refusal_is_the_same_to_both(self, server: Hub, answer: Answer, error: str, said: str) -> None:
+        package = pytest.importorskip("huggingface_hub")
+        server.answers[RESOLVE] = answer
+        with pytest.raises(package.errors.HfHubHTTPError) as caught:
+            package.get_hf_file_metadata(f"{server.address}{RESOLVE}", token=False)
+        assert type(caught.value).__name__ == error
+        assert said in refused("Qwen/Qwen3-1.7B")
+
+    def test_models_are_listed_by_the_same_query(self, server: Hub) -> None:
+        package = pytest.importorskip("huggingface_hub")
+        server.answers["/api/models"] = lambda handler: handler.send(200, b'[{"id": "Qwen/Qwen3-1.7B"}]')
+        assert "did you mean Qwen/Qwen3-1.7B" in refused("Qwen/Qwen3-1.7")
+        asked = package.HfApi(endpoint=server.address, token=False)
+        assert [one.id for one in asked.list_models(search="Qwen3", author="Qwen", limit=200)] == ["Qwen/Qwen3-1.7B"]
+        ours, theirs = (parse_qs(urlsplit(path).query) for path, _ in server.asked[-2:])
+        assert ours == theirs
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {},
+            {"XDG_CACHE_HOME": "/c"},
+            {"XDG_CACHE_HOME": "/c", "HF_HOME": "$HOME/h"},
+            {"HF_HOME": "~/h", "HUGGINGFACE_HUB_CACHE": "/old"},
+            {"HF_HUB_CACHE": "/new", "HUGGINGFACE_HUB_CACHE": "/old", "HF_TOKEN_PATH": "~/t"},
+            {"HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "1"},
+            {"TRANSFORMERS_OFFLINE": "yes"},
+        ],
+    )
+    def test_settings_of_the_environment_mean_the_same(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: dict[str, str]
+    ) -> None:
+        package = pytest.importorskip("huggingface_hub")
+        for name in SETTINGS:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in {"HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:1", **settings}.items():
+            monkeypatch.setenv(name, value)
+        theirs = runpy.run_path(str(Path(package.__file__).with_name("constants.py")))
+        assert str(hub.cache()) == theirs["HF_HUB_CACHE"]
+        with pytest.raises(CatalogError) as caught:
+            hub.configuration(HubModel("Qwen/Qwen3-1.7B"))
+        assert ("OFFLINE is set" in str(caught.value)) == theirs["HF_HUB_OFFLINE"]
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        monkeypatch.setattr(Path, "read_text", lambda path, **_: str(path))
+        assert hub._token() == theirs["HF_TOKEN_PATH"]
+
+
 @pytest.mark.parametrize(
     ("text", "model"),
     [
@@ -272,6 +373,17 @@ class TestPublished:
         config = entry["config"]
         assert isinstance(config, dict)
         assert count_parameters(shape_from_hf_config(config, name)) == entry["parameters"]
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("name", [name for name, entry in PUBLISHED.items() if "parameters" in entry])
+    def test_transformers_builds_as_many(self, name: str) -> None:
+        torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers", "5")
+        config = PUBLISHED[name]["config"]
+        assert isinstance(config, dict)
+        kind = getattr(transformers, config["architectures"][0])
+        with torch.device("meta"):
+            built = kind(kind.config_class.from_dict(dict(config)))
+        assert sum(parameter.numel() for parameter in built.parameters()) == PUBLISHED[name]["parameters"]
 
     @pytest.mark.parametrize("name", [name for name, entry in PUBLISHED.items() if "no_formula" in entry])
     def test_another_architecture_gets_a_sentence_and_no_number(self, name: str) -> None:
