@@ -77,10 +77,17 @@ def test_the_completion_that_is_installed_is_the_one_that_is_printed(program: Pr
 
 
 def test_the_page_of_man_says_what_the_help_does(program: Program) -> None:
-    page = (SHARE / "gpumem-tui.1").read_text().splitlines()
+    page = (SHARE / "gpumem-tui.1").read_text()
+    sections = dict(re.findall(r"(?ms)^\.SH (\w+)$(.*?)(?=^\.SH|^\.PP|\Z)", page))
     said = program("--help").out
-    for name, words in re.findall(r"(?m)^  (\w+) +([A-Z].*)$", said[said.index("Commands:") :]):
-        assert page[page.index(f".B {name}") + 1] == words.replace("`", "")
+    listed = re.findall(r"(?m)^  (\w+) +([A-Z].*)$", said[said.index("Commands:") :])
+    options = [option for option in cli.get_params(click.Context(cli)) if isinstance(option, click.Option)]
+    named = [
+        (" ".join(filter(None, (max(option.opts, key=len), option.metavar))), option.help or "") for option in options
+    ]
+    for section, rows in (("COMMANDS", listed), ("OPTIONS", named)):
+        told = re.findall(r"(?m)^\.TP\n\.B (.+)\n(.+)$", sections[section])
+        assert told == [(name, words.replace("`", "")) for name, words in rows]
 
 
 def test_the_version_is_said_without_parsing_anything() -> None:
