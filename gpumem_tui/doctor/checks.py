@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpumem_tui.ascii import wants_ascii
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.snapshot import DeviceState, GpuReading, Snapshot
 from gpumem_tui.monitor.vendors import known, of_brand, vendor
@@ -252,8 +253,8 @@ def terminal_check(system: System) -> Check:
     found = f"{size}, {term or 'TERM unset'}{place}, {colours}, {system.encoding}"
     if term in ("", "dumb"):
         return Check("terminal", Status.FAIL, found, "`export TERM=xterm-256color`, or the name of your terminal")
-    if system.encoding.lower().replace("-", "") != "utf8":
-        return Check("terminal", Status.WARN, found, "`export LANG=C.UTF-8`; until then the screen is ASCII")
+    if system.encoding.lower().replace("-", "") != "utf8" or wants_ascii(system.environ):
+        return Check("terminal", Status.WARN, found, "`export LC_ALL=C.UTF-8`; until then the screen is ASCII")
     if colours == "16 colours":
         remedy = "`set -g default-terminal tmux-256color` in ~/.tmux.conf" if place else "`export TERM=xterm-256color`"
         return Check("terminal", Status.WARN, found, f"for more colours: {remedy}")

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from io import TextIOWrapper
 from typing import TypeVar
 
+from gpumem_tui.ascii import as_drawn
 from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED
 
 T = TypeVar("T")
@@ -116,7 +117,7 @@ class Printer:
             print(encoded(body()), flush=True)
         elif not self._as_json and lines is not None:
             for line in lines():
-                print(line, flush=True)
+                print(as_drawn(line), flush=True)
 
     def show_row(self, *, body: Callable[[], object], header: str, line: Callable[[], str]) -> None:
         """Print a result that is a row of an endless table: the header is repeated every 30 rows."""

@@ -98,4 +98,4 @@ class Visit(AppService):
 def _environment(made: dict[str, str]) -> dict[str, str]:
     """Describe the browser's terminal, of which the server's gives nothing."""
     left = {name: value for name, value in made.items() if name not in ("NO_COLOR", "LINES", "TEXTUAL_FPS")}
-    return {**left, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
+    return {"GPUMEM_TUI_ASCII": "0", **left, "TERM": "xterm-256color", "COLORTERM": "truecolor"}

@@ -10,12 +10,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from time import monotonic
 from types import FrameType
 from typing import TYPE_CHECKING, ClassVar, get_args
 
+from rich.color import Color as RichColor
 from rich.segment import Segment
+from rich.style import Style
 from textual.app import SystemCommand
 from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
@@ -24,16 +26,17 @@ from textual.command import CommandPalette
 from textual.driver import Driver
 from textual.drivers.linux_driver import LinuxDriver
 from textual.events import Resize
-from textual.filter import LineFilter
+from textual.filter import LineFilter, Monochrome, monochrome_style
 from textual.message import Message
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
 from textual.timer import Timer
 from textual.widget import Widget
 
+from gpumem_tui.ascii import to_ascii
 from gpumem_tui.errors import OptionError
 from gpumem_tui.tui.kit.background import in_daemon_thread
-from gpumem_tui.tui.kit.glyphs import PALETTE, THEME, THEMES, to_ascii
+from gpumem_tui.tui.kit.glyphs import PALETTE, THEME, THEMES
 from gpumem_tui.tui.kit.main_screen import FRAME_CSS, Act, ActingApp, MainScreen, ScreenName, refused
 from gpumem_tui.tui.kit.textual_internals import TerminalDriver, screen_text
 
@@ -75,6 +78,42 @@ class AsciiFilter(LineFilter):
     def apply(self, segments: list[Segment], _background: Color) -> list[Segment]:
         """Translate the text of every segment."""
         return [Segment(to_ascii(text), style, control) for text, style, control in segments]
+
+
+class PlainFilter(LineFilter):
+    """Under NO_COLOR shades of grey as Textual's own, but what alarms stands out more than the rest, never less.
+
+    Args:
+        colours: the theme's, by name; asked for at each line, as a theme may be changed.
+    """
+
+    def __init__(self, colours: Callable[[], Mapping[str, str]]) -> None:
+        super().__init__()
+        self._colours = colours
+
+    def apply(self, segments: list[Segment], _background: Color) -> list[Segment]:
+        """Write warnings bold, errors reversed; a line or a border that has such a colour is bold."""
+        named = self._colours()
+        alarms = tuple(Color.parse(named[name]).rich_color for name in _ALARMS)
+        plain = Color.parse(named["foreground"]).rich_color
+        return [Segment(text, _without_colour(style, alarms, plain, is_word=_has_word(text))) if style else
+                Segment(text) for text, style, _ in segments]  # fmt: skip
+
+
+_ALARMS = ("warning", "text-warning", "error", "text-error")
+
+
+def _has_word(text: str) -> bool:
+    return any(map(str.isalnum, text))
+
+
+@lru_cache(1024)
+def _without_colour(style: Style, alarms: tuple[RichColor, ...], plain: RichColor, *, is_word: bool) -> Style:
+    grey = monochrome_style(style)
+    if style.color not in alarms:
+        return grey
+    is_error = style.color in alarms[_ALARMS.index("error") :]
+    return grey + Style(color=plain, bold=True, reverse=True if is_error and is_word else None)
 
 
 class GpuMemApp(ActingApp[int]):
@@ -124,6 +163,7 @@ class GpuMemApp(ActingApp[int]):
         self._collecting: Timer | None = None
         self.left = threading.Event()  # set by whoever ran the app, when the terminal is restored too
         self._ascii = AsciiFilter(enabled=ascii_only)
+        self._plain = PlainFilter(lambda: self.theme_variables)
         self._makers = screens
         self._python = python
         self.forbidden = forbidden
@@ -259,7 +299,10 @@ class GpuMemApp(ActingApp[int]):
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Return Textual's filters, and ours after them."""
-        return [*super().get_line_filters(), *([self._ascii] if self._ascii.enabled else [])]
+        filters: Iterable[LineFilter] = super().get_line_filters()
+        if self.no_color:
+            filters = (self._plain if isinstance(each, Monochrome) else each for each in filters)
+        return [*filters, *([self._ascii] if self._ascii.enabled else [])]
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Yield the keys that do something now, by name, and Textual's own where they make sense."""

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
+from gpumem_tui.ascii import is_ascii_only
 from gpumem_tui.errors import OptionError
 from gpumem_tui.monitor.snapshot import Snapshot, Source
 from gpumem_tui.monitor.vendors import known
@@ -252,10 +253,9 @@ def _run(
 ) -> int:
     """Run it until it is left; who types `search` or `plan` may do so, but touch no process, if the settings say so."""
     from gpumem_tui.tui.app import GpuMemApp, run_app
-    from gpumem_tui.tui.kit.glyphs import wants_ascii
     from gpumem_tui.tui.kit.main_screen import TO_PROCESSES
 
-    ascii_only = settings.ascii or wants_ascii(os.environ)
+    ascii_only = settings.ascii or is_ascii_only()
     if forbidden is None:
         forbidden = TO_PROCESSES if settings.read_only else frozenset()
     app = GpuMemApp(screens, first, ascii_only=ascii_only, theme=settings.theme, python=python, forbidden=forbidden)

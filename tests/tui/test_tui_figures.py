@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from gpumem_tui.ascii import to_ascii, wants_ascii
 from gpumem_tui.memory import GIB, KIB, MIB, Unknown
 from gpumem_tui.tui.kit.figures import compact_bytes, percent, signed, span_width, wrapped
-from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS, OUTCOME_SYMBOLS, to_ascii, wants_ascii
+from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS, OUTCOME_SYMBOLS
 
 LARGEST_DEVICE = 1 << 75
 """The need of a formula when a user asks for a batch of a billion."""

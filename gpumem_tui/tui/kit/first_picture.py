@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from itertools import islice
 from types import FrameType
 
+from gpumem_tui.ascii import as_drawn
 from gpumem_tui.monitor.probes import NOTHING_SAID
 from gpumem_tui.monitor.report import table
 from gpumem_tui.monitor.snapshot import Snapshot, Source
@@ -61,7 +62,7 @@ def _lines(snapshot: Snapshot, *, mine: bool) -> Iterator[str]:
     columns, lines = shutil.get_terminal_size()
     shown = only_of(viewer(), snapshot, NOTHING_SAID)[0] if mine else snapshot
     for line in islice(table(shown, (), columns), lines - 1):
-        yield f"{line}\r\n"
+        yield f"{as_drawn(line)}\r\n"
 
 
 def _end(number: int, _frame: FrameType | None) -> None:

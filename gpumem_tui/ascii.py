@@ -1,0 +1,96 @@
+"""ASCII in the place of every character of ours, for terminals whose locale has no others."""
+
+from __future__ import annotations
+
+import locale
+import os
+import unicodedata
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from pathlib import Path
+
+_SIGNS = {
+    "✓": "+", "✗": "X", "●": "o", "·": "-", "╌": "=", "–": "-", "−": "-", "…": ".", "×": "x", "±": "~",
+    "↑": "^", "↓": "v", "→": ">", "←": "<", "▶": ">", "▼": "v", "⏸": "|", "■": "#",
+    "█": "#", "▓": "%", "▒": "*", "▚": "@", "▞": "$", "┃": "|", "╱": "/", "╳": "x", "░": ":", "═": "=", "◆": "&",
+    "▪": ";", "▔": "-", "▁": "_", "▂": "_", "▃": "_", "▄": "_", "▅": "=", "▆": "#", "▇": "#", "▀": "-",
+    "▸": ">", "≈": "~", "≥": ">", "≤": "<", "⚠": "!", "├": "|", "└": "`", "│": "|", "─": "-",
+    "▲": "!", "△": "*",  # alerts: critical, warning
+    "▾": "-", "▴": "+",  # sorted downwards, upwards: as ps writes its --sort
+    "°": " ", "“": '"', "”": '"', "‘": "'", "’": "'", "√": "/", "Σ": "S", "╸": "-", "╺": "-",
+}  # fmt: skip
+
+_CHARACTERS = ("LC_ALL", "LC_CTYPE", "LANG")
+"""Which variable names the locale of characters: the first that is not empty (POSIX.1-2017, base definitions, 8.2)."""
+_COERCED = ("C.UTF-8", "C.utf8", "UTF-8")
+"""Values that Python gives LC_CTYPE by itself where the locale is C (PEP 538)."""
+
+
+def wants_ascii(environ: Mapping[str, str]) -> bool:
+    """Return whether to use ASCII only: ``GPUMEM_TUI_ASCII=1``, or a locale whose characters are not UTF-8.
+
+    The variables are read as other programs of the terminal read them: Python itself has UTF-8 in the locale C too
+    (PEP 540). Without any variable, as in containers, Python decides.
+    """
+    asked = environ.get("GPUMEM_TUI_ASCII", "")
+    if asked:
+        return asked != "0"
+    named = next((environ[name] for name in _CHARACTERS if environ.get(name)), "")
+    found = named or locale.getpreferredencoding(False)
+    return not any(name in found.lower().replace("-", "") for name in ("utf8", "cp65001"))
+
+
+@cache
+def is_ascii_only() -> bool:
+    """Return `wants_ascii` of the environment in which this process was started."""
+    return wants_ascii(_without_coercion(os.environ, _at_start()))
+
+
+def as_drawn(text: str) -> str:
+    """Return the text as this process's terminal can show it."""
+    return to_ascii(text) if is_ascii_only() else text
+
+
+@lru_cache(4096)
+def to_ascii(text: str) -> str:
+    """Return the text in ASCII characters of the same width; a character without any is left out."""
+    return text if text.isascii() else "".join(map(_ascii_of, text.replace(" °C", " C ")))
+
+
+def _at_start() -> str:
+    """Return the environment that the process was started with, a variable after each NUL; empty if it is unknown."""
+    try:
+        return "\0" + Path("/proc/self/environ").read_text("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _without_coercion(environ: Mapping[str, str], at_start: str) -> Mapping[str, str]:
+    """Return the environment without the LC_CTYPE that Python has set by itself."""
+    if environ.get("LC_CTYPE") in _COERCED and at_start and "\0LC_CTYPE=" not in at_start:
+        return {name: value for name, value in environ.items() if name != "LC_CTYPE"}
+    return environ
+
+
+def _ascii_of(character: str) -> str:
+    if character.isascii():
+        return character
+    if character in _SIGNS:
+        return _SIGNS[character]
+    if unicodedata.category(character) in ("Mn", "Me", "Cf"):  # accents of their own, joiners
+        return ""
+    code = ord(character)
+    if 0x2800 <= code <= 0x28FF:  # braille dots: the traced line
+        return ":" if code > 0x2800 else " "
+    if 0x2500 <= code <= 0x257F:
+        name = unicodedata.name(character)
+        if "HORIZONTAL" in name and "VERTICAL" not in name:
+            return "-"
+        return "|" if "VERTICAL" in name and "HORIZONTAL" not in name else "+"
+    if 0x2580 <= code <= 0x259F:
+        return "|" if "LEFT" in unicodedata.name(character) or "RIGHT" in unicodedata.name(character) else "#"
+    plain = unicodedata.normalize("NFKD", character)[0]
+    wide = unicodedata.east_asian_width(character) in ("W", "F")
+    if plain.isascii():
+        return f"{plain} " if wide else plain
+    return "??" if wide else "?"

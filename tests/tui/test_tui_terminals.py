@@ -1,0 +1,86 @@
+"""What the screen is drawn with: without colours, with ASCII only, by the terminal's locale."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from rich.style import Style
+
+from gpumem_tui.ascii import _without_coercion, to_ascii, wants_ascii
+from gpumem_tui.settings import Settings
+from gpumem_tui.tui.app import GpuMemApp, PlainFilter
+from gpumem_tui.tui.monitor.screen import MonitorScreen
+from tests.monitor import snapshots as scene
+from tests.monitor.scripted import Scripted
+
+_C = {"LC_ALL": "C"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "wanted"),
+    [
+        (_C, True),
+        ({"LC_ALL": "C", "LANG": "en_US.UTF-8"}, True),
+        ({"LC_ALL": "", "LC_CTYPE": "", "LANG": "POSIX"}, True),
+        ({"LANG": "de_DE.ISO-8859-1"}, True),
+        ({"LANG": "de_DE"}, True),
+        ({"LANG": "C", "LC_CTYPE": "en_US.utf8"}, False),
+        ({"LANG": "C.UTF-8"}, False),
+        ({"LC_ALL": "C", "GPUMEM_TUI_ASCII": "0"}, False),
+    ],
+)
+def test_the_locale_decides_as_for_other_programs(environ: dict[str, str], wanted: bool) -> None:
+    assert wants_ascii(environ) is wanted
+
+
+def test_what_python_sets_by_itself_is_not_the_users() -> None:
+    coerced = {"LANG": "C", "LC_CTYPE": "C.UTF-8"}
+    assert wants_ascii(_without_coercion(coerced, "\0LANG=C\0"))
+    assert not wants_ascii(_without_coercion(coerced, "\0LANG=C\0LC_CTYPE=C.UTF-8\0"))
+    assert not wants_ascii(_without_coercion(coerced, ""))
+
+
+@pytest.mark.parametrize(
+    ("drawn", "plain"),
+    [("△ GPU 3", "* GPU 3"), ("▲ GPU 3", "! GPU 3"), ("▾GPU MEM", "-GPU MEM"), ("▴GPU", "+GPU"), ("61°C", "61 C"),
+     ("61 °C", "61 C "), ("▪▪", ";;"), ("“a”", '"a"'), ("≥ 2", "> 2")],
+)  # fmt: skip
+def test_each_of_our_characters_has_a_sign(drawn: str, plain: str) -> None:
+    assert to_ascii(drawn) == plain
+
+
+@pytest.mark.parametrize("variable", ["LC_ALL", "LANG"])
+def test_lines_are_ascii_where_the_locale_is_not_utf8(variable: str) -> None:
+    said = "from gpumem_tui.report.output import Printer; Printer(as_json=False).show(lines=lambda: ['61 °C ▲ …'])"
+    others = {name: value for name, value in os.environ.items() if name not in ("LC_ALL", "LC_CTYPE", "LANG")}
+    done = subprocess.run([sys.executable, "-c", said], env={**others, variable: "C"}, capture_output=True, check=True)
+    assert done.stdout == b"61 C  ! .\n"
+
+
+def test_without_colours_what_alarms_stands_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    source = Scripted(scene.machine())
+    app = GpuMemApp({"monitor": lambda: MonitorScreen(source, Settings())}, "monitor")
+    (plain,) = [each for each in app.get_line_filters() if isinstance(each, PlainFilter)]
+    colours = app.theme_variables
+
+    def drawn(text: str, colour: str) -> Style:
+        from rich.segment import Segment
+        from textual.color import Color
+
+        (segment,) = plain.apply([Segment(text, Style(color=Color.parse(colour).rich_color))], Color.parse("black"))
+        assert segment.style is not None
+        return segment.style
+
+    ordinary, warning, error = (drawn("99%", colours[name]) for name in ("foreground", "warning", "error"))
+    assert warning.color == error.color == ordinary.color
+    assert warning.bold
+    assert error.bold
+    assert error.reverse
+    assert not ordinary.bold
+    border = drawn("╭──", colours["error"])
+    assert border.bold
+    assert not border.reverse
