@@ -40,7 +40,7 @@ _MOST_BYTES = 4 << 20
 _YES = frozenset({"1", "on", "yes", "true"})
 _UNKNOWN = "Invalid credentials in Authorization header"
 _DISABLED = "Access to this resource is disabled."
-"""What the hub says in `X-Error-Message` of a token it does not know, and of a model that was taken down."""
+"""The hub's text in `X-Error-Message` of a token it does not know, and of a model that was taken down."""
 _RESET = re.compile(r";\s*r=0\s*;\s*t=(\d+)")
 """No request left of a `RateLimit`, and in how many seconds there will be."""
 

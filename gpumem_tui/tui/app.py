@@ -81,7 +81,7 @@ class AsciiFilter(LineFilter):
 
 
 class PlainFilter(LineFilter):
-    """Under NO_COLOR shades of grey as Textual's own, but what alarms stands out more than the rest, never less.
+    """Under NO_COLOR shades of grey as Textual's own, but what alarms is highlighted more than the rest, never less.
 
     Args:
         colours: the theme's, by name; asked for at each line, as a theme may be changed.

@@ -23,7 +23,7 @@ try:
         if step % 50 == 0:
             print(f"\\r\\x1b[32mstep {step}\\x1b[0m", end="", flush=True)
         if step == 400:
-            word = input("\\ngo on? ")
+            word = input("\\ncontinue? ")
             print("the answer was", word, flush=True)
 except KeyboardInterrupt:
     print("\\ninterrupted", flush=True)

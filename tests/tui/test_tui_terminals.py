@@ -1,4 +1,4 @@
-"""What the screen is drawn with: without colours, with ASCII only, by the terminal's locale."""
+"""Drawing styles of the screen: without colours, with ASCII only, by the terminal's locale."""
 
 from __future__ import annotations
 
