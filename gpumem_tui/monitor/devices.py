@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import MIB, Unknown, format_bytes
 from gpumem_tui.monitor import vendors
 from gpumem_tui.monitor.backend import Fault, GpuBackend, Identity, StartFault, Vendor
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import DeviceState, GpuProcess, GpuReading, Memory, ProcessKind, Snapshot
+
+if TYPE_CHECKING:
+    from gpumem_tui.catalog.shapes import Gpu
 
 IDLE_BYTES = 512 * MIB
 """A GPU with less than this in use, and no compute process, is free: a display server may still draw on it."""
@@ -72,6 +75,7 @@ class RealGpu:
             multiprocessors_of,
             speed_of,
         )  # only here: a trial's process can do without
+        from gpumem_tui.catalog.shapes import Gpu
 
         available = self.total_bytes - self.reserved_bytes - (self.used_bytes if shared else 0)
         return Gpu(

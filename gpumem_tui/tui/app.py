@@ -94,13 +94,14 @@ class PlainFilter(LineFilter):
     def apply(self, segments: list[Segment], _background: Color) -> list[Segment]:
         """Write warnings bold, errors reversed; a line or a border that has such a colour is bold."""
         named = self._colours()
-        alarms = tuple(Color.parse(named[name]).rich_color for name in _ALARMS)
+        bright = tuple(Color.parse(named[name]).rich_color for name in _BRIGHT)
         plain = Color.parse(named["foreground"]).rich_color
-        return [Segment(text, _without_colour(style, alarms, plain, is_word=_has_word(text))) if style else
+        return [Segment(text, _without_colour(style, bright, plain, is_word=_has_word(text))) if style else
                 Segment(text) for text, style, _ in segments]  # fmt: skip
 
 
-_ALARMS = ("warning", "text-warning", "error", "text-error")
+_BRIGHT = ("load-heavy", "warning", "text-warning", "error", "text-error")
+"""Colours that are as bright as the text without colours: a full GPU is no alarm, but no dimmer than an idle one."""
 
 
 def _has_word(text: str) -> bool:
@@ -108,12 +109,15 @@ def _has_word(text: str) -> bool:
 
 
 @lru_cache(1024)
-def _without_colour(style: Style, alarms: tuple[RichColor, ...], plain: RichColor, *, is_word: bool) -> Style:
+def _without_colour(style: Style, bright: tuple[RichColor, ...], plain: RichColor, *, is_word: bool) -> Style:
     grey = monochrome_style(style)
-    if style.color not in alarms:
+    if style.bgcolor == bright[0]:
+        return grey + Style(bgcolor=plain)
+    if style.color not in bright:
         return grey
-    is_error = style.color in alarms[_ALARMS.index("error") :]
-    return grey + Style(color=plain, bold=True, reverse=True if is_error and is_word else None)
+    place = bright.index(style.color)
+    is_error = place >= _BRIGHT.index("error")
+    return grey + Style(color=plain, bold=place > 0 or None, reverse=True if is_error and is_word else None)
 
 
 class GpuMemApp(ActingApp[int]):

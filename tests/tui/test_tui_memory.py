@@ -36,6 +36,8 @@ from gpumem_tui.tui.kit.help import HelpScreen
 from gpumem_tui.tui.kit.jump import JumpScreen, panes_of
 from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.kit.manual import ManualScreen
+from gpumem_tui.tui.monitor.ordering import OrderScreen, choices
+from gpumem_tui.tui.monitor.state import MonitorState
 from gpumem_tui.tui.plan.planned import of_model
 from gpumem_tui.tui.plan.screen import PlanScreen
 from gpumem_tui.tui.search.form import Edited, EditScreen
@@ -86,6 +88,7 @@ _DIALOGUES: dict[type[Screen[Any]], Callable[[MainScreen], Screen[Any]]] = {
     HelpScreen: HelpScreen.of,
     JumpScreen: lambda screen: JumpScreen(panes_of(screen)),
     ManualScreen: lambda _: ManualScreen(),
+    OrderScreen: lambda _: OrderScreen(list(choices(MonitorState(), None))),
     PagesScreen: lambda _: PagesScreen(Report("a report", {"one": lambda _: _LINES, "two": lambda _: _LINES})),
     PickScreen: lambda _: PickScreen("a list", [Option(f"{number}", "a note") for number in range(40)]),
     QuestionScreen: lambda _: QuestionScreen("Kill", "Kill it?", "process 1", "it ends"),

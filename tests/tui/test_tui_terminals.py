@@ -81,6 +81,9 @@ def test_without_colours_what_alarms_stands_out(monkeypatch: pytest.MonkeyPatch)
     assert error.bold
     assert error.reverse
     assert not ordinary.bold
+    heavy = drawn("99%", colours["load-heavy"])
+    assert heavy.color == ordinary.color
+    assert not heavy.bold
     border = drawn("╭──", colours["error"])
     assert border.bold
     assert not border.reverse

@@ -244,7 +244,7 @@ async def test_a_plan_is_asked_for_with_what_the_process_trains() -> None:
     monitor = MonitorScreen(Scripted(snapshot), probes=watch_scene.Said(published), clock=scene.clock)
     app = Listening({"monitor": lambda: monitor, "plan": MainScreen}, "monitor")
     async with app.run_test(size=SIZE) as pilot:
-        await pilot.press("down", "o")
+        await pilot.press("down", "o", "o")
         await until(pilot, lambda: bool(wanted))
     plan = wanted[0].what
     assert isinstance(plan, Plan)

@@ -49,9 +49,9 @@ def _stretch(share: Share, cells: int) -> Iterator[Span]:
     if not text:
         yield pattern * cells, colour
         return
-    is_free = share.label == "free"
+    is_ordinary = share.look == BUCKET_LOOKS[Bucket.FREE]
     yield pattern, colour
-    yield f" {text} ", MUTED if is_free else f"bold $background on {colour}"
+    yield f" {text} ", MUTED if is_ordinary else f"bold $background on {colour}"
     yield pattern * (cells - len(text) - 3), colour
 
 

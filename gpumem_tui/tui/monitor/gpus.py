@@ -13,6 +13,7 @@ from textual.message import Message
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, Bucket, Ledger, Unknown, Value, format_bytes
 from gpumem_tui.monitor.alerts import AlertKind
+from gpumem_tui.monitor.devices import is_free
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import DeviceState, GpuProcess, GpuReading, Instance
 from gpumem_tui.monitor.vendors import known as known_vendors
@@ -33,6 +34,7 @@ from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS, PROCESS_LOOKS, Look
 from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.kit.shares import Share, bar, legend, reason, summed
 from gpumem_tui.tui.monitor.entries import charted
+from gpumem_tui.tui.monitor.load import busy_colour, load_colour, memory_colour
 from gpumem_tui.tui.monitor.state import MonitorState, Parts, ProcessParts, device_key
 from gpumem_tui.watch.published import WatchedProcess
 
@@ -141,8 +143,8 @@ def short_name(name: str) -> str:
 
 
 def utilization_span(gpu: GpuReading, width: int = 4) -> Span:
-    """Return the utilization, such as "87%"; what a MIG device states is never 0."""
-    return fit_right(known(gpu.telemetry.utilization_percent, lambda value: f"{value}%"), width), ""
+    """Return the utilization, such as "87%", in the colour of its load; what a MIG device states is never 0."""
+    return fit_right(known(gpu.telemetry.utilization_percent, lambda value: f"{value}%"), width), busy_colour(gpu)
 
 
 def power_span(gpu: GpuReading, width: int = 5) -> Span:
@@ -159,13 +161,15 @@ def temperature_span(state: MonitorState, gpu: GpuReading, width: int = 5) -> Sp
 
 
 def used_span(state: MonitorState, gpu: GpuReading, width: int) -> Span:
-    """Return used of total in GiB, such as "61.20/79.25", in warning colours while there is an alert about them."""
+    """Return used of total in GiB, such as "61.20/79.25", in the colour of its load, reversed in an alert about it."""
     memory = gpu.visible_memory
     if isinstance(memory, Unknown):
         return fit_right(ABSENT, width), ""
     decimals = 2 if width >= 11 else 1
     text = f"{memory.used_bytes / GIB:.{decimals}f}/{memory.total_bytes / GIB:.{decimals}f}"
-    return fit_right(text, width), "bold $warning" if state.warns(gpu, AlertKind.NEAR_FULL) else "bold"
+    if state.warns(gpu, AlertKind.NEAR_FULL):
+        return fit_right(text, width), "bold reverse $error"
+    return fit_right(text, width), f"bold {memory_colour(gpu)}"
 
 
 def state_span(gpu: GpuReading) -> Span | None:
@@ -184,11 +188,12 @@ def shares(gpu: GpuReading, parts: Parts) -> tuple[Share, ...]:
     """
     if any(isinstance(each.ledger, Ledger) for each in gpu.instances):
         return tuple(_instance_shares(gpu))
-    return tuple(_shares(gpu.ledger, device_key(gpu), parts)) if isinstance(gpu.ledger, Ledger) else ()
+    return tuple(_shares(gpu, gpu.ledger, parts)) if isinstance(gpu.ledger, Ledger) else ()
 
 
-def _shares(ledger: Ledger[GpuProcess], device: str, parts: Parts) -> Iterator[Share]:
-    turn = 0
+def _shares(gpu: GpuReading, ledger: Ledger[GpuProcess], parts: Parts) -> Iterator[Share]:
+    """Yield them; processes that no probe divides differ by pattern, and have the colour of the GPU's load."""
+    turn, device = 0, device_key(gpu)
     for row in ledger.rows:
         if row.kind is Bucket.PROCESS and row.process is not None:
             divided = parts.get((device, row.process.pid))
@@ -196,12 +201,19 @@ def _shares(ledger: Ledger[GpuProcess], device: str, parts: Parts) -> Iterator[S
                 yield from divided_share(row.process, row.size_bytes, divided)
             else:
                 name = row.process.host.name if not isinstance(row.process.host, Unknown) else "?"
-                look = PROCESS_LOOKS[turn % len(PROCESS_LOOKS)]
+                pattern, colour = PROCESS_LOOKS[turn % len(PROCESS_LOOKS)]
                 turn += 1
+                look = pattern, load_colour(gpu) or colour
                 yield Share(f"{row.process.pid} {name}", name, row.size_bytes, look, reason(row.size_bytes, row.note))
         else:
             bucket, said = row.kind, reason(row.size_bytes, row.note)
-            yield Share(bucket.title, bucket.short_title, row.size_bytes, BUCKET_LOOKS[bucket], said)
+            yield Share(bucket.title, bucket.short_title, row.size_bytes, _bucket_look(gpu, bucket), said)
+
+
+def _bucket_look(gpu: GpuReading, bucket: Bucket) -> Look:
+    """Return what a stretch is drawn with; the memory of a free GPU stands out."""
+    pattern, colour = BUCKET_LOOKS[bucket]
+    return pattern, load_colour(gpu) or colour if bucket is Bucket.FREE and is_free(gpu) else colour
 
 
 def _instance_shares(gpu: GpuReading) -> Iterator[Share]:
@@ -394,7 +406,7 @@ def _marker(state: MonitorState, gpu: GpuReading) -> Row:
         return [(f"{gpu.index} ", "bold")]
     if gpu is state.focused:
         return [(f"▸{gpu.index:>{digits}} ", "bold $primary")]
-    return [(f" {gpu.index:>{digits}} ", MUTED)]
+    return [(f" {gpu.index:>{digits}} ", f"bold {load_colour(gpu)}" if is_free(gpu) else load_colour(gpu) or MUTED)]
 
 
 def _facts(state: MonitorState, gpu: GpuReading, width: int) -> Row:

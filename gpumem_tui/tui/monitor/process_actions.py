@@ -40,7 +40,7 @@ PROCESS_BINDINGS: list[BindingType] = [
     ),
     Binding("a", "attach", "attach", tooltip="Attach: put a probe into this Python process; asks first"),
     Binding("R", "ranks", "ranks", tooltip="The ranks of its job side by side"),
-    Binding("o", "plan", "plan", tooltip="Plan with its model on its GPU"),
+    Binding("o", "order", "sort", tooltip="Then a letter: the column to sort by, free GPUs first, the process's plan"),
     Binding(
         "C", "keep_context", show=False,
         tooltip="Keep what it takes outside its allocator (CUDA context) for predictions on such a GPU; asks first",
@@ -103,8 +103,6 @@ class ProcessActions(TableScreen[MonitorState]):
                 return watched is not None and (watched.process.process.world_size or 0) > 1
             case "keep_context":
                 return self._may(Act.WRITE) and bool(self._held())
-            case "plan":
-                return watched is not None and not isinstance(watched.expected, Unknown)
             case _:
                 return super().check_action(action, parameters)
 
@@ -155,13 +153,32 @@ class ProcessActions(TableScreen[MonitorState]):
             self._details.show(None if entry is None else details_rows(self._state, entry))
         self.draw_report()
 
+    def action_order(self) -> None:
+        """Ask for a letter: the column to sort by, the order of GPUs, or the plan of the chosen process."""
+        from gpumem_tui.tui.monitor.ordering import FREE_FIRST, LETTERS, PLAN, OrderScreen, choices
+        from gpumem_tui.tui.monitor.state import sorted_on
+
+        def chosen(letter: str | None) -> None:
+            if letter in LETTERS:
+                self._enter(sorted_on(self._state, LETTERS[letter]))
+            elif letter == FREE_FIRST:
+                self.action_flip("free_first")
+            elif letter == PLAN:
+                self.action_plan()
+
+        self.app.push_screen(OrderScreen(list(choices(self._state, self.chosen))), chosen)
+
     def action_plan(self) -> None:
-        """Take it to the Plan screen."""
+        """Take it to the Plan screen, or say why there is no plan of it."""
         from gpumem_tui.plan.running import plan_of
+        from gpumem_tui.tui.monitor.ordering import why_no_plan
 
         entry = self.chosen
-        if entry is None or entry.watched is None:
+        if reason := why_no_plan(entry):
+            self.notify(f"no plan: {reason}", severity="warning")
             return
+        assert entry is not None
+        assert entry.watched is not None
         plan = plan_of(entry.watched, entry.sample, entry.gpu)
         if isinstance(plan, Unknown):
             self.notify(f"no plan: {plan.reason}", severity="warning")

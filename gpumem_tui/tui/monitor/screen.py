@@ -93,7 +93,7 @@ class MonitorScreen(ProcessActions):
         Binding("p", "flip('at_peak')", "peak", tooltip="Processes with a probe as at their peak, or as now"),
         Binding("h", "chart", "its history", tooltip="History of the process, or of the GPU again"),
         Binding("slash", "filter", "filter", key_display="/", tooltip=_FILTER),
-        Binding("s", "sort(1)", "sort", tooltip=SORT),
+        Binding("s", "sort(1)", show=False, tooltip=SORT),
         Binding("t", "flip('tree')", "tree", tooltip="Tree: children below their parents"),
         Binding("g", "gpu(1)", "GPU", tooltip=_GPU),
         Binding("f", "flip('only_focus')", "this GPU", tooltip="Only the processes of the GPU in focus"),
@@ -237,7 +237,7 @@ class MonitorScreen(ProcessActions):
                 return self._plan is not None and not troubled and not (self._plan.history and self._plan.table)
             case "pause" | "span":
                 return self.replay is None and not self.has_class("-troubled")
-            case "filter" | "sort" | "flip" if parameters != ("mine",):  # also before anything is listed
+            case "filter" | "sort" | "order" | "flip" if parameters != ("mine",):  # also before anything is listed
                 return not self.has_class("-troubled")
             case "chart":
                 chosen = self.chosen

@@ -14,6 +14,7 @@ from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts
 from gpumem_tui.monitor.history import History, Series
 from gpumem_tui.monitor.probes import ProbeReport
 from gpumem_tui.monitor.snapshot import GpuReading, Snapshot, Source
+from gpumem_tui.tui.monitor.load import free_first
 from gpumem_tui.watch.published import Key, ProbeSource, Published
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ class MonitorState(TableState):
         focus: the device whose ledger and history are shown in full, by its key; empty for the first.
         cursor: the chosen process.
         only_focus: list only the processes of the device in focus.
+        free_first: devices that are free come before the others.
         user: what the user who watches is called on the machine that is watched.
         paused: new snapshots are kept from the screen.
     """
@@ -106,6 +108,7 @@ class MonitorState(TableState):
     sort: SortBy = field(default=SortBy.MEMORY, kw_only=True)
     tree: bool = False
     only_focus: bool = False
+    free_first: bool = False
     user: str = ""
     paused: bool = False
 
@@ -114,10 +117,11 @@ class MonitorState(TableState):
         """The snapshot's time, seconds since the epoch; 0 until the first one."""
         return self.snapshot.time_s if self.snapshot is not None else 0.0
 
-    @property
+    @cached_property
     def gpus(self) -> tuple[GpuReading, ...]:
-        """The devices of the snapshot."""
-        return self.snapshot.gpus if self.snapshot is not None else ()
+        """The devices of the snapshot, in the order in which they are shown."""
+        gpus = self.snapshot.gpus if self.snapshot is not None else ()
+        return free_first(gpus) if self.free_first else gpus
 
     def warns(self, gpu: GpuReading, kind: AlertKind) -> bool:
         """Return whether there is an alert of this kind about a device or one of its MIG instances."""

@@ -1,0 +1,108 @@
+"""Load is seen at a glance: colours by use, free GPUs, and the order that `o` and a letter choose."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpumem_tui.memory import GIB, MIB, Unknown
+from gpumem_tui.monitor.devices import is_free
+from gpumem_tui.monitor.snapshot import GpuReading
+from gpumem_tui.tui.kit.lines import Lines
+from gpumem_tui.tui.kit.shares import bar
+from gpumem_tui.tui.monitor.gpus import GpuPanel, shares, used_span, utilization_span
+from gpumem_tui.tui.monitor.load import busy_colour, load_colour, memory_colour
+from gpumem_tui.tui.monitor.ordering import LETTERS, OrderScreen
+from gpumem_tui.tui.monitor.state import MonitorState, SortBy
+from tests.monitor.snapshots import changed
+from tests.scenes import monitor as scene
+from tests.scenes.pictures import until
+from tests.scenes.reading import text_of
+
+_LIGHT, _MODERATE, _HEAVY = "$load-light", "$load-moderate", "$load-heavy"
+
+
+def _used(gib: float, busy: int = 0) -> GpuReading:
+    return changed(scene.gpu(1, [scene.process(4100, int(gib * GIB))], unaccounted_bytes=0), utilization_percent=busy)
+
+
+def _free(index: int) -> GpuReading:
+    gpu = changed(scene.gpu(index, [], unaccounted_bytes=3 * MIB), utilization_percent=0)
+    assert is_free(gpu)
+    return gpu
+
+
+@pytest.mark.parametrize(("gib", "colour"), [(0.5, _LIGHT), (16, _MODERATE), (60, _MODERATE), (70, _HEAVY)])
+def test_memory_is_green_yellow_red_by_use(gib: float, colour: str) -> None:
+    gpu = _used(gib)
+    assert memory_colour(gpu) == colour
+    assert colour in used_span(MonitorState(), gpu, 12)[1]
+
+
+@pytest.mark.parametrize(("busy", "colour"), [(9, _LIGHT), (10, _MODERATE), (74, _MODERATE), (75, _HEAVY)])
+def test_utilization_is_green_yellow_red_by_use(busy: int, colour: str) -> None:
+    gpu = _used(0.5, busy)
+    assert busy_colour(gpu) == utilization_span(gpu)[1] == colour
+
+
+def test_the_bar_has_the_colour_of_what_the_gpu_is_loaded_with_most() -> None:
+    gpu = _used(16, 90)
+    assert load_colour(gpu) == _HEAVY
+    assert any(style == _HEAVY for _, style in bar(shares(gpu, {}), 40))
+
+
+def test_what_is_unknown_has_no_colour() -> None:
+    gpu = changed(_used(16), utilization_percent=Unknown("not supported"))
+    assert busy_colour(gpu) == ""
+    assert load_colour(gpu) == memory_colour(gpu) == _MODERATE
+
+
+def test_a_free_gpu_stands_out() -> None:
+    idle, used = (
+        next((drawn, style) for drawn, style in bar(shares(gpu, {}), 60) if "free" in drawn)
+        for gpu in (_free(0), _used(16))
+    )
+    assert idle[1] == f"bold $background on {_LIGHT}"
+    assert "bold" not in used[1]
+
+
+async def test_free_gpus_come_first_on_demand() -> None:
+    app = scene.app(scene.of([_used(16), _free(2), _used(70), _free(3)]))
+    screen = scene.screen_of(app)
+    async with app.run_test(size=(120, 40)) as pilot:
+        before = [gpu.index for gpu in screen.state.gpus]
+        await pilot.press("o", "f")
+        await until(pilot, lambda: screen.state.free_first)
+        assert [gpu.index for gpu in screen.state.gpus] == [2, 3, 1, 1] != before
+        drawn = text_of(screen.query_one(GpuPanel))
+        assert drawn.index("2 NVIDIA") < drawn.index("1 NVIDIA")
+        await pilot.press("o", "f")
+        assert [gpu.index for gpu in screen.state.gpus] == before
+
+
+@pytest.mark.parametrize(("letter", "column"), LETTERS.items())
+async def test_o_then_a_letter_sorts_by_a_column(letter: str, column: SortBy) -> None:
+    app = scene.app(scene.machine(2))
+    screen = scene.screen_of(app)
+    async with app.run_test(size=(120, 40)) as pilot:
+        reverse = screen.state.sort is column
+        await pilot.press("o", letter)
+        assert (screen.state.sort, screen.state.reverse) == (column, reverse)
+        await pilot.press("o", letter)
+        assert (screen.state.sort, screen.state.reverse) == (column, not reverse)
+
+
+def test_each_column_has_a_letter() -> None:
+    assert set(LETTERS.values()) == set(SortBy)
+
+
+async def test_o_on_a_process_that_has_no_plan_says_why() -> None:
+    app = scene.app(scene.machine(1))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("down", "o")
+        screen = app.screen
+        assert isinstance(screen, OrderScreen)
+        said = " ".join(text_of(screen.query_one("#letters", Lines)).split())
+        assert "no plan: pid 4100 has no probe" in said
+        await pilot.press("o")
+        await until(pilot, lambda: any("no plan" in each.message for each in app._notifications))
+        assert app.screen is scene.screen_of(app)
