@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from textual.pilot import Pilot
 from textual.screen import ModalScreen
+from textual.widgets import Button
 
 from gpumem_tui.tui.kit.lines import Lines
+from gpumem_tui.tui.kit.main_screen import KeyBar
 from gpumem_tui.tui.monitor.history import HistoryChart
 from gpumem_tui.tui.monitor.processes import ProcessTable
 from gpumem_tui.tui.run.screen import CommandPane, RunScreen
@@ -94,6 +96,34 @@ async def test_q_asks_before_it_ends_the_command() -> None:
         await until(pilot, lambda: app.return_value is not None)
     assert app.return_value == 128 + 15
     assert not command.killed
+
+
+async def test_the_question_has_one_answer_that_goes_on() -> None:
+    command = Command()
+    app = run_scene.app(command)
+    async with app.run_test(size=SIZE) as pilot:
+        await trains(pilot)
+        await pilot.press("q")
+        await until(pilot, lambda: isinstance(app.screen, ModalScreen))
+        assert app.screen.query_one("#confirm").border_title == "Stop training and quit?"
+        assert [str(each.label) for each in app.screen.query(Button)] == ["Keep running (n)", "Stop (y)"]
+        await pilot.press("n")
+        command.end(0)
+
+
+@pytest.mark.parametrize("size", [(40, 16), (80, 24), (120, 40), (160, 40)])
+async def test_help_and_quit_are_always_among_the_keys(size: tuple[int, int]) -> None:
+    command = Command()
+    async with run_scene.app(command).run_test(size=size) as pilot:
+        await trains(pilot)
+        assert (
+            text_of(screen_of(pilot).query_one(KeyBar))
+            .split("palette")[0]
+            .split("^p")[0]
+            .rstrip()
+            .endswith("? help  q quit")
+        )
+        command.end(0)
 
 
 async def test_a_command_that_does_not_end_is_killed() -> None:

@@ -351,22 +351,24 @@ class PagesScreen(ScrolledDialog[None]):
 
 
 class QuestionScreen(Dialog[bool]):
-    """Confirms an action on a process. “Leave it” has the focus.
+    """Confirms an action on a process. The answer that does nothing has the focus.
 
     Args:
         verb: the action; `question`: the title.
         about: the process, in one line; `effect`: the action's effect on it.
+        otherwise: the answer that does nothing.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,n,q", "dismiss(False)", "leave it"),
+        Binding("escape,n,q", "dismiss(False)", "no"),
         Binding("y", "dismiss(True)", "yes"),
         Binding("left,right", "app.focus_next", show=False),
     ]
 
-    def __init__(self, verb: str, question: str, about: str, effect: str) -> None:
+    def __init__(self, verb: str, question: str, about: str, effect: str, otherwise: str = "Leave it") -> None:
         super().__init__()
         self._verb = verb
+        self._otherwise = otherwise
         self._question = question
         self._about = about
         self._effect = effect
@@ -378,7 +380,7 @@ class QuestionScreen(Dialog[bool]):
             yield Static(Content(self._about), id="about")
             yield Static(Content(self._effect), id="effect")
             with Horizontal(id="buttons"):
-                yield Button("Leave it (n)", id="no", compact=True)
+                yield Button(f"{self._otherwise} (n)", id="no", compact=True)
                 yield Button(f"{self._verb} (y)", id="yes", variant="error", compact=True)
 
     def on_button_pressed(self, event: Button.Pressed) -> None:

@@ -71,8 +71,8 @@ def refusal(act: Act) -> str:
     return f"read-only: {act.value}"
 
 
-_KEPT = 2
-"""The last keys (help and quit) are shown however narrow the screen is."""
+_LAST = ("question_mark", "q")
+"""Help and quit are the last keys, and shown however narrow the screen is."""
 _PALETTE = "palette"
 """The command palette's key is right where there is room for it."""
 _ROOM_BEFORE_PALETTE = 3
@@ -120,18 +120,20 @@ class KeyBar(Lines):
             if active.binding.show and active.enabled
         ]
         shown.sort(key=lambda key: self.leads.index(key[0]) if key[0] in self.leads else len(self.leads))
-        width = self.size.width
-        while len(shown) > _KEPT and _length(shown) > width:
-            del shown[-_KEPT - 1]
+        last = [key for name in _LAST for key in shown if key[0] == name]
+        others = [key for key in shown if key not in last]
+        while others and _length([*others, *last]) > self.size.width:
+            del others[-1]
+        shown = [*others, *last]
         row: Row = []
         self._places = []
         for number, key in enumerate(shown):
             self._add(row, key, "  " if number else "")
         palette = self.app.COMMAND_PALETTE_BINDING
-        last = (palette, self.app.get_key_display(Binding(palette, "")), _PALETTE)
-        room = width - span_width(row) - _length([last])
+        commands = (palette, self.app.get_key_display(Binding(palette, "")), _PALETTE)
+        room = self.size.width - span_width(row) - _length([commands])
         if room >= _ROOM_BEFORE_PALETTE and palette in screen.active_bindings:
-            self._add(row, last, " " * room)
+            self._add(row, commands, " " * room)
         self.show_rows([row])
 
     def _add(self, row: Row, shown: _Shown, gap: str) -> None:

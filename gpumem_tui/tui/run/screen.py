@@ -18,6 +18,7 @@ from textual.message import Message
 
 from gpumem_tui.text import OutputLines, shortened
 from gpumem_tui.tui.kit.background import in_daemon_thread, report_error
+from gpumem_tui.tui.kit.main_screen import KeyBar
 from gpumem_tui.tui.kit.output_pane import OutputPane, Printed, PrintedLine
 from gpumem_tui.tui.monitor.entries import entries
 from gpumem_tui.tui.monitor.screen import STYLES, MonitorScreen
@@ -137,6 +138,7 @@ class RunScreen(MonitorScreen):
 
     def on_mount(self) -> None:
         """Follow the command; the Monitor's own handler of this comes after."""
+        self.query_one(KeyBar).leads = ("enter", "z")
         threading.Thread(target=self._follow_command, name="command", daemon=True).start()
         self.set_interval(_REDRAW_S, lambda: self.query_one(CommandPane).show(self.printed))
 
@@ -242,7 +244,8 @@ class RunScreen(MonitorScreen):
 
         effect = f"It is asked to end (SIGTERM), and killed if it has not ended after {_LEAVE_S:.0f} s."
         about = f"PID {self._command.pid} ({shortened(self._words)})"
-        self.app.push_screen(QuestionScreen("Stop", "Stop training and quit?", about, effect), answered)
+        question = QuestionScreen("Stop", "Stop training and quit?", about, effect, "Keep running")
+        self.app.push_screen(question, answered)
 
     async def end(self) -> int:
         """End the command, and wait until it has."""
