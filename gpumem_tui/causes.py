@@ -56,6 +56,9 @@ class Cause:
 Note = str | Cause
 """A note on a result, in a line: a cause where it has a name, else words."""
 
+INPUTS_ALIKE, TRIES_LONGER = "inputs: ", "--longest N tries longer ones"
+"""How the note on inputs of one length begins, and how it ends where the program names no limit."""
+
 
 def causes_in(notes: Iterable[Note], *kinds: CauseKind) -> tuple[Cause, ...]:
     """Return the causes among notes, of some kinds if such are given."""

@@ -119,6 +119,10 @@ _GATE_OPTIONS = [
     help="List the peak's memory by module, operator or source.",
 )
 @sectioned(
+    "--explain", section="Output", is_flag=True,
+    help="Also print what the figures rest on: ranges, sources, workspaces, scratch that is not included.",
+)  # fmt: skip
+@sectioned(
     "--snapshot", section="Output", metavar="FILE", type=click.Path(path_type=Path),
     help="Also write the simulated run as a PyTorch memory snapshot, for pytorch.org/memory_viz or `look`.",
 )  # fmt: skip
@@ -128,6 +132,7 @@ _GATE_OPTIONS = [
 def predict(
     batch_size: int | None,
     by: str | None,
+    explain: bool,
     snapshot: Path | None,
     as_json: bool,
     quiet: bool,
@@ -158,7 +163,7 @@ def predict(
     if gate is not None and markdown:
         click.echo(gate.markdown(), nl=False)
     else:
-        show_prediction(config, prediction, ready, size, by, as_json=as_json, gate=gate)
+        show_prediction(config, prediction, ready, size, by, explain=explain, as_json=as_json, gate=gate)
     written = 0 if snapshot is None else _write_prediction(prediction, size, snapshot)
     return written or (0 if gate is None else gate.exit_code)
 

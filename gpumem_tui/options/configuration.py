@@ -270,7 +270,7 @@ def check_searchable(config: SearchConfig) -> None:
     """
     command = config.workload.command
     if command is not None and not command.takes_batch:
-        raise OptionError(f"-- COMMAND: has no {{batch}}; {line_for_any_batch(config, 'search')}")
+        raise OptionError(f"-- COMMAND: has no {{batch}}: {line_for_any_batch(config, 'search')}")
     if config.workload.as_torch and not config.device.simulated:
         raise OptionError(
             f"--torch-version {config.workload.as_torch}: a GPU of this machine runs the torch that is installed; give "

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from gpumem_tui.causes import INPUTS_ALIKE, TRIES_LONGER
 from gpumem_tui.step.walking import instances_of, tensors_in
 
 _LIMITS = (
@@ -206,7 +207,7 @@ class InputLengths:
         if seen:
             said = f"inputs differ: {main.kind} {seen[0].words} to {seen[1].words} {within}"
         else:
-            said = f"inputs: {main.kind} {main.words} {within}"
+            said = f"{INPUTS_ALIKE}{main.kind} {main.words} {within}"
         if self.longest is not None and self._can_lengthen:
             return f"{said}; {self._lengthened()}"
         if not self._can_lengthen:
@@ -216,7 +217,7 @@ class InputLengths:
         if known is not None:
             return f"{said}; {known[1]} is {known[0]:,}: --longest {known[0]} tries it"
         more = "longer ones take more, and the program names no limit: " if seen else ""
-        return f"{said}; {more}--longest N tries longer ones"
+        return f"{said}; {more}{TRIES_LONGER}"
 
     def _lengthened(self) -> str:
         at = [(step, one) for steps in self._seen.values() for step, one in steps.items() if step > self._begins_after]

@@ -90,8 +90,13 @@ def assumption_words(traced: Traced) -> str:
 
 
 def assumed_lines(traced: Traced, batch_size: int) -> Iterator[str]:
-    """Yield what we know about workspaces, and a line for each operator that takes some, one for all that may."""
+    """Yield what we know about workspaces, and then about scratch."""
     yield from workspace_lines(traced, batch_size)
+    yield from scratch_lines(traced)
+
+
+def scratch_lines(traced: Traced) -> Iterator[str]:
+    """Yield a line for each operator that takes scratch that is not included, and one for all that may."""
     for name, times, why in traced.done.assumed:
         if why != NOT_EXAMINED:
             yield f"not included: scratch of aten.{name} ({times} times; {why})"
@@ -107,13 +112,24 @@ def assumed_line(traced: Traced) -> str:
 
 def workspace_lines(traced: Traced, batch_size: int) -> Iterator[str]:
     """Yield what trials take for a moment, and how many convolutions have known workspaces, and between what bytes."""
-    if (peaks := traced.momentary_peaks(batch_size)) is not None:
-        settled = traced.at(batch_size).peak_allocated_bytes
-        yield (
-            f"{format_bytes(settled)} allocated, and up to {format_bytes(peaks[0])} for a moment in the first step "
-            f"where there is room ({format_bytes(peaks[1])} reserved): cudnn.benchmark tries algorithms and continues "
-            "without those that do not fit"
-        )
+    yield from filter(None, (momentary_line(traced, batch_size),))
+    yield from convolution_lines(traced, batch_size)
+
+
+def momentary_line(traced: Traced, batch_size: int) -> str:
+    """Return what cudnn.benchmark's trials take for a moment in the first step; empty where it is off."""
+    if (peaks := traced.momentary_peaks(batch_size)) is None:
+        return ""
+    settled = traced.at(batch_size).peak_allocated_bytes
+    return (
+        f"{format_bytes(settled)} allocated, and up to {format_bytes(peaks[0])} for a moment in the first step "
+        f"where there is room ({format_bytes(peaks[1])} reserved): cudnn.benchmark tries algorithms and continues "
+        "without those that do not fit"
+    )
+
+
+def convolution_lines(traced: Traced, batch_size: int) -> Iterator[str]:
+    """Yield how many convolutions have known workspaces, and between what bytes."""
     library = "MIOpen" if traced.gpu.arch else "cuDNN"
     for known, (times, each) in convolutions(traced, batch_size).items():
         yield (

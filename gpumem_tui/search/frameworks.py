@@ -166,9 +166,17 @@ def line_for_any_batch(config: SearchConfig, verb: str, *options: str) -> str:
     given = config.workload.command
     assert given is not None, "a model has its batch size as an option"
     command = with_batch(given)
-    line = f"`{shlex.join(['gpumem-tui', verb, *options, *config.typed])} -- {(command or given).text}`"
+    line = f"`{_typed(config, verb, *options)} -- {(command or given).text}`"
     if command is not None:
         return line
+    if (written := given.batch_written) is not None:
+        sed, copy = written
+        first = f"{sed} && " if sed else ""
+        return f"`{first}{_typed(config, verb, *options)} -- {given.with_file(given.batch_file, copy).text}`"
     if given.batch_file:
         return f"write {BATCH} in {given.batch_file} as the batch size, then {line}"
     return f"give the program an option for its batch size, then {line[:-1]} --batch-size {BATCH}`"
+
+
+def _typed(config: SearchConfig, verb: str, *options: str) -> str:
+    return shlex.join(["gpumem-tui", verb, *options, *config.typed])

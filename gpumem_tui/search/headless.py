@@ -112,6 +112,7 @@ def show_prediction(  # noqa: PLR0913 - all that is printed
     batch_size: int,
     by: str | None,
     *,
+    explain: bool,
     as_json: bool,
     gate: Gate | None = None,
 ) -> None:
@@ -120,11 +121,12 @@ def show_prediction(  # noqa: PLR0913 - all that is printed
     Args:
         ready: what traced; None if nothing did.
         by: also list what holds the traced peak, by ``module``, ``operator`` or ``source``.
+        explain: also print what the figures rest on.
         gate: what it is held against; None for nothing.
     """
 
     def lines() -> Iterator[str]:
-        yield from report.prediction_lines(config, prediction, ready, batch_size, by)
+        yield from report.prediction_lines(config, prediction, ready, batch_size, by, explain=explain)
         if gate is not None:
             yield ""
             yield from gate.lines()

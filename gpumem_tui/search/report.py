@@ -7,16 +7,24 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
+from gpumem_tui.causes import INPUTS_ALIKE, TRIES_LONGER, Note
 from gpumem_tui.formula.accumulation import Accumulation, accumulation, tokens_per_global_batch
 from gpumem_tui.formula.checks import cuts
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.predict import FormulaPrediction
 from gpumem_tui.formula.recipe import Sharding
-from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, format_bytes, format_range
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, format_bytes
 from gpumem_tui.report.objects import reason_of
 from gpumem_tui.report.tables import TextColumn, TextTable, counted
 from gpumem_tui.run.events import Outcome, Ready, TrialDone
-from gpumem_tui.search.assumed import assumed_line, assumed_lines, not_reached_line, workspace_lines
+from gpumem_tui.search.assumed import (
+    assumed_line,
+    convolution_lines,
+    momentary_line,
+    not_reached_line,
+    scratch_lines,
+    workspace_lines,
+)
 from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.fragmentation import remedy
 from gpumem_tui.search.frameworks import line_for_any_batch
@@ -228,9 +236,14 @@ def next_words(config: SearchConfig, traced: Traced, batch_size: int) -> str:
 
 def plan_line(config: SearchConfig, batch_size: int) -> str:
     """Return the complete line to type that plans what was predicted."""
+    return _line(config, batch_size, "plan")
+
+
+def _line(config: SearchConfig, batch_size: int, *verb: str) -> str:
+    """Return the complete line to type that asks another verb, or for more, of what was predicted."""
     command = config.workload.command
     size = ["--batch-size", str(batch_size)] if config.workload.takes_batch else []
-    words = ["gpumem-tui", "plan", *size, *config.typed]
+    words = ["gpumem-tui", *verb, *size, *config.typed]
     return f"`{shlex.join(words)}{f' -- {command.text}' if command is not None else ''}`"
 
 
@@ -246,10 +259,9 @@ def peak_line(traced: Traced, batch_size: int) -> str:
 
 
 def context_line(traced: Traced) -> str:
-    """Return how large the CUDA context is taken to be, and its source."""
-    ready, between = traced.ready, traced.ready.context_range
-    ends = "" if between is None or between.is_exact else f" ({format_range(between)})"
-    return f"{traced.gpu.runtime} context {format_bytes(ready.context_bytes)}{ends}: {ready.context_source}"
+    """Return how large the CUDA context is taken to be, and its source. Its range is a part of `range_line`."""
+    ready = traced.ready
+    return f"{traced.gpu.runtime} context {format_bytes(ready.context_bytes)}: {ready.context_source}"
 
 
 def trial_line(config: SearchConfig, number: int, result: TrialDone, prediction: Prediction | None) -> str:
@@ -304,15 +316,20 @@ def layers_line(traced: Traced) -> str:
     return f"traced with {counts} such layers: each adds an equal amount to the step, and the last count confirms it"
 
 
+def frozen_line(traced: Traced, batch_size: int) -> str:
+    """Return what frozen weights of 32 bits could save; empty without any."""
+    if not (saving_bytes := traced.frozen_saving_bytes(batch_size)):
+        return ""
+    return f"frozen weights of 32 bits would take {format_bytes(saving_bytes)} less in 16 bits (.to(torch.bfloat16))"
+
+
 def parts_lines(traced: Traced, batch_size: int) -> Iterator[str]:
-    """Yield what a bucket consists of at the peak, where it has named parts, and what frozen weights could save."""
+    """Yield what a bucket consists of at the peak, where it has named parts."""
     found = traced.parts(batch_size)
     for bucket in ALLOCATED_BUCKETS:
         parts = [f"{format_bytes(size_bytes)} {part}" for of, part, size_bytes in found if of is bucket]
         if parts:
             yield f"{bucket.title}: {', '.join(parts)}"
-    if saving_bytes := traced.frozen_saving_bytes(batch_size):
-        yield f"frozen weights of 32 bits would take {format_bytes(saving_bytes)} less in 16 bits (.to(torch.bfloat16))"
 
 
 def composition_lines(traced: Traced, batch_size: int, by: str) -> list[str]:
@@ -336,13 +353,14 @@ def composition_lines(traced: Traced, batch_size: int, by: str) -> list[str]:
 
 
 def prediction_lines(
-    config: SearchConfig, prediction: Prediction, ready: Ready | None, batch_size: int, by: str | None
+    config: SearchConfig, prediction: Prediction, ready: Ready | None, batch_size: int, by: str | None, *, explain: bool
 ) -> Iterator[str]:
-    """Yield all that `predict` states.
+    """Yield what `predict` states.
 
     Args:
         ready: what traced; None if nothing did.
         by: also list what holds the traced peak, by ``module``, ``operator`` or ``source``.
+        explain: also the details, else one line that names them and the line to type.
     """
     traced = prediction.traced
     if answer := answer_line(config, prediction, batch_size):
@@ -362,28 +380,51 @@ def prediction_lines(
     yield from prediction_notes(prediction)
     if isinstance(traced, Traced):
         yield from filter(None, (not_reached_line(traced),))
-        yield from _traced_lines(config, traced, batch_size)
+        yield from _traced_lines(traced, batch_size)
+        yield from _details_lines(config, traced, batch_size, explain=explain)
         if by is not None:
             yield f"\nthe traced peak by {by}"
             yield from composition_lines(traced, batch_size, by)
 
 
-def _traced_lines(config: SearchConfig, traced: Traced, batch_size: int) -> Iterator[str]:
+def _traced_lines(traced: Traced, batch_size: int) -> Iterator[str]:
+    """Yield where the peak is and what holds it, and every note that can change the verdict."""
+    replay = traced.at(batch_size)
+    yield peak_line(traced, batch_size)
+    yield from filter(None, (temporaries_line(traced.held_at_peak(batch_size)),))
+    kept = cached_line(traced.done.ran_out, replay.peak_reserved_bytes)
+    yield from filter(None, (kept, frozen_line(traced, batch_size), momentary_line(traced, batch_size)))
+    yield from (str(note) for note in traced.notes(batch_size) if not _is_detail(note))
+
+
+def _is_detail(note: Note) -> bool:
+    """Return whether a note is on inputs of one length where nothing tells of longer ones: it changes no verdict."""
+    return str(note).startswith(INPUTS_ALIKE) and str(note).endswith(TRIES_LONGER)
+
+
+def _details(config: SearchConfig, traced: Traced, batch_size: int) -> Iterator[tuple[str, str]]:
+    """Yield what the figures rest on: the topic of each line, and the line; empty without anything to say."""
     gpu = config.device.gpu
-    lines = (
-        peak_line(traced, batch_size),
-        temporaries_line(traced.held_at_peak(batch_size)),
-        range_line(traced.device_used_range(batch_size), traced.unknowns(batch_size)),
-        _SHARDING_NOTES.get(config.workload.recipe.sharding, ""),
-        context_line(traced),
-        f"driver reserve {reserve_words(gpu)}" if gpu.reserves else "",
-        layers_line(traced),
-        cached_line(traced.done.ran_out, traced.at(batch_size).peak_reserved_bytes),
-    )
-    yield from filter(None, lines)
-    yield from parts_lines(traced, batch_size)
-    yield from assumed_lines(traced, batch_size)
-    yield from map(str, traced.notes(batch_size))
+    used, unknowns = traced.device_used_range(batch_size), traced.unknowns(batch_size)
+    yield "range of device used", range_line(used, unknowns)
+    yield f"{gpu.runtime} context", context_line(traced)
+    yield "driver reserve", f"driver reserve {reserve_words(gpu)}" if gpu.reserves else ""
+    yield "sharding", _SHARDING_NOTES.get(config.workload.recipe.sharding, "")
+    yield "layers traced", layers_line(traced)
+    yield from (("parts of buckets", line) for line in parts_lines(traced, batch_size))
+    yield from (("workspaces", line) for line in convolution_lines(traced, batch_size))
+    yield from (("scratch not included", line) for line in scratch_lines(traced))
+    yield from (("inputs", str(note)) for note in traced.notes(batch_size) if _is_detail(note))
+
+
+def _details_lines(config: SearchConfig, traced: Traced, batch_size: int, *, explain: bool) -> Iterator[str]:
+    """Yield the details, or one line that names their topics and what to type for them."""
+    found = [(topic, line) for topic, line in _details(config, traced, batch_size) if line]
+    if explain:
+        yield from (line for _, line in found)
+    elif found:
+        topics = ", ".join(dict.fromkeys(topic for topic, _ in found))
+        yield f"{counted(len(found), 'more line')} ({topics}): {_line(config, batch_size, 'predict', '--explain')}"
 
 
 def begun_lines(config: SearchConfig) -> list[str]:

@@ -295,8 +295,8 @@ _LEDGER_ROWS = (*(bucket.title for bucket in ALLOCATED_BUCKETS), "= allocated", 
 def ledger_lines(config: SearchConfig, prediction: Prediction, result: TrialDone | None, batch_size: int) -> list[str]:
     """Write Formula | Traced | Simulated or Measured | error of the compared prediction, a line a bucket.
 
-    Formula where there is a closed form. A trial on the simulated GPU that has none next to it is alone: its trace
-    is the same simulation.
+    Formula where there is a closed form. A trial on the simulated GPU has no Traced beside it where both are equal, or
+    where there is no closed form: the trace is the same simulation.
     """
     counted = prediction.formula.at(batch_size)
     traced = prediction.traced if isinstance(prediction.traced, Traced) else None
@@ -309,7 +309,10 @@ def ledger_lines(config: SearchConfig, prediction: Prediction, result: TrialDone
         columns.append(_Column("Traced", replay.breakdown, replay.peak_reserved_bytes, used))
     if result is not None:
         title, reserved = config.device.measured_title, result.peak_reserved_bytes
-        columns.append(_Column(title, result.breakdown, reserved, result.device_used_bytes))
+        trial = _Column(title, result.breakdown, reserved, result.device_used_bytes)
+        if config.device.simulated and columns and columns[-1].cells == trial.cells:
+            columns.pop()
+        columns.append(trial)
     heading = f"{f'at {config.workload.batch_words(batch_size)}':<20}" + "".join(f" {one.title:>11}" for one in columns)
     most = _most_words(counted, replay) if result is None else {}
     errors = _errors(config, prediction, columns) if result is not None else ()

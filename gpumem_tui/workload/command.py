@@ -9,7 +9,7 @@ import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,12 @@ _BATCH_KEY = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 """Where a configuration states a batch size."""
+_STATED = re.compile(
+    rf"(?<![\w.-])(?!b\b){_BATCH_FLAG.pattern}[\"']?[ \t]*[:=][ \t]*\d+(?![\w.])"
+    rf"|(?<=\s)--{_BATCH_FLAG.pattern}[ =]\d+\b",
+    re.IGNORECASE,
+)
+"""The same as a number, from its name on, without what sed takes for a pattern."""
 _OPTION = r"(?:add_argument|option|Option)\(\s*(?:[\"']-\w[\"'],\s*)?[\"'](--[\w.-]+)[\"']"
 _FLAG = r"(?:DEFINE_integer|DEFINE_int)\(\s*[\"']([\w-]+)[\"']"
 _FIELD = r"^[ \t]+(\w+)\s*:\s*(?:int|Optional\[int\]|int \| None)\s*(?:=|$)"
@@ -109,12 +115,42 @@ class Command:
     @property
     def batch_file(self) -> str:
         """The first of these that states a batch size; empty where none does, as a data set."""
+        return next((name for name, _ in self._stating()), "")
+
+    @property
+    def batch_written(self) -> tuple[str, str] | None:
+        """The shell's words that write a copy of `batch_file` with ``{batch}`` as its batch size, and that copy's name.
+
+        No words where that copy is there already. None where no such file states one, or states several, of which none
+        alone is that of a pass, or where another file has that name.
+        """
+        name, text = next(self._stating(), ("", ""))
+        stated = list(_STATED.finditer(text))
+        stated = [one for one in stated if _OF_A_PASS.search(one[0])] if len(stated) > 1 else stated
+        if len(stated) != 1:
+            return None
+        copy = str(Path(name).with_name(f"{Path(name).stem}-batch{Path(name).suffix}"))
+        given, before = stated[0][0], text[: stated[0].start()]
+        if given in before.rpartition("\n")[2]:
+            return None  # of two on a line, sed changes the first
+        asked = f"{given.rstrip('0123456789')}{BATCH}"
+        if Path(self.cwd, copy).exists():
+            is_it = Path(self.cwd, copy).read_text(errors="replace") == before + asked + text[stated[0].end() :]
+            return ("", copy) if is_it else None
+        edit = f"{1 + before.count(chr(10))}s/{given}/{asked}/"
+        return f"sed {shlex.quote(edit)} {shlex.quote(name)} > {shlex.quote(copy)}", copy
+
+    def _stating(self) -> Iterator[tuple[str, str]]:
+        """Yield the name and the text of each configuration file that states a batch size."""
         for name in self.files:
             path = Path(self.cwd, name)
             text = path.read_text(errors="replace") if path.stat().st_size <= _LARGEST_BYTES else ""
             if not (name.endswith(".json") and text.lstrip().startswith("[")) and _BATCH_KEY.search(text):
-                return name
-        return ""
+                yield name, text
+
+    def with_file(self, name: str, other: str) -> Command:
+        """Return the command with another configuration file in the place of one that its words name."""
+        return replace(self, words=tuple(_with_copy(word, {name: other}) for word in self.words))
 
     @property
     def settings(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 from pathlib import Path
 from typing import Any
@@ -252,7 +253,7 @@ def test_predict_has_the_ends_of_what_is_not_known_beside_what_is_expected(predi
 
 @pytest.mark.slow
 def test_predict_says_when_the_peak_is_and_of_what_it_is_not_sure(program: Program, predicted: Finished) -> None:
-    plain = program("predict", "--batch-size", "2", "--model", "resnet-18", "--limit", "20GiB").out
+    plain = program("predict", "--explain", "--batch-size", "2", "--model", "resnet-18", "--limit", "20GiB").out
     assert "limited to 20.00 GiB" in plain
     assert "traced peak: in " in plain
     assert re.search(r"\n\d+ convolutions whose workspace is not known but for what .* MiB for the largest", plain)
@@ -266,7 +267,14 @@ def test_predict_says_when_the_peak_is_and_of_what_it_is_not_sure(program: Progr
 
 
 def test_predict_says_nothing_of_a_gap_where_the_formula_is_the_more_careful(program: Program) -> None:
-    plain = program("predict", "--batch-size", "8", *SMALL).out
+    short = program("predict", "--batch-size", "8", *SMALL).out
+    more = re.search(r"\n(\d+) more lines? \(range of device used, CUDA context.*\): `gpumem-tui (.*)`\n", short)
+    assert more is not None
+    plain = program(*shlex.split(more[2])).out
+    told, explained = (set(text.splitlines()) for text in (short, plain))
+    assert len(told - explained) == 1  # the line that points there
+    assert len(explained - told) == int(more[1])
+    assert sum("CUDA context 0." in line and "GiB: measured" in line for line in explained) <= 1
     said = re.search(r"  10 % left free +(\d+) +(\d+)", plain)
     assert said is not None
     assert int(said[1]) <= int(said[2])
@@ -363,7 +371,9 @@ def test_the_catalog_is_listed(program: Program) -> None:
 )
 def test_sharding_says_how_the_engine_differs_from_the_textbook(program: Program, sharding: str, note: str) -> None:
     small = ["--layers", "1", "--hidden", "64", "--heads", "2", "--vocab", "512", "--seq-len", "64"]
-    assert note in program("predict", "--batch-size", "1", "--sharding", sharding, "--gpus", "2", *small).out
+    assert (
+        note in program("predict", "--explain", "--batch-size", "1", "--sharding", sharding, "--gpus", "2", *small).out
+    )
 
 
 def test_predict_answers_by_formula_where_the_step_cannot_be_traced(program: Program) -> None:

@@ -92,7 +92,7 @@ def test_the_first_line_says_for_how_many_steps_it_fits(project: Project) -> Non
     project.write("train.py", LOOP.format(before="total = 0.0", after="total += loss", retain=True))
     leak = causes(project, "train.py")["leak"]
     done = project.run("predict", "--gpu", "sim:a100-80gb", "--", project.python, "train.py")
-    first, *_, last = done.stdout.splitlines()
+    first, *_, last, _ = done.stdout.splitlines()
     assert f" fits for about {leak['steps_left']:,} steps" in first
     assert last == leak["sentence"]
     assert leak["steps_left"] * leak["bytes"] == pytest.approx(79 << 30, rel=0.02)

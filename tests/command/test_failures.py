@@ -158,7 +158,7 @@ def test_a_command_that_cannot_be_started(project: Project, words: tuple[str, ..
         ),
         (
             ("search", "--", "python", "train.py"),
-            "has no {batch}; give the program an option for its batch size, then `",
+            "has no {batch}: give the program an option for its batch size, then `",
         ),
         (("search", "--model", "gpt2", "--", "python", "train.py"), "--model and -- COMMAND: give only one of them"),
         (("search", "--layers", "3", "--", "python", "{batch}"), "--layers: a command builds its own model"),

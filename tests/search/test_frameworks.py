@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def test_a_mistake_in_a_table_is_named_with_the_table_and_the_key(changes: dict[
 
 def typed(command: Command) -> str:
     config = SearchConfig(WorkloadSpec(Recipe(), command=command), simulated_device("t4-16gb"), typed=("--steps", "4"))
-    return line_for_any_batch(config, "search").replace("`gpumem-tui search --steps 4 -- ", "`… ")
+    return line_for_any_batch(config, "search").replace("gpumem-tui search --steps 4 -- ", "… ")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,8 @@ def typed(command: Command) -> str:
         ("tune run it --config x.yaml", "`… tune run it --config x.yaml batch_size={batch}`"),
         (
             "python train.py --config=x.yaml",
-            "write {batch} in x.yaml as the batch size, then `… python train.py --config=x.yaml`",
+            "`sed '1s/per_device_train_batch_size: 4/per_device_train_batch_size: {batch}/' x.yaml > x-batch.yaml && "
+            "… python train.py --config=x-batch.yaml`",
         ),
         (
             "python train.py missing.yaml",
@@ -111,6 +113,42 @@ def test_the_line_to_type_for_any_batch_size(tmp_path: Path, line: str, said: st
     command = Command(tuple(line.split()), str(tmp_path))
     assert not command.takes_batch
     assert typed(command) == said
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "filled"),
+    [
+        ("x.yaml", "lr: 64\ndata:\n  batch_size: 64\n", "lr: 64\ndata:\n  batch_size: {batch}\n"),
+        ("x.toml", "[data]\nbatch-size = 8 # of a pass\n", "[data]\nbatch-size = {batch} # of a pass\n"),
+        ("x.json", '{"eval_batch_size": 2,\n "batch_size": 2}', '{"eval_batch_size": 2,\n "batch_size": {batch}}'),
+        (
+            "a b.yaml",
+            "train_batch_size: 32\nmicro_batch_size: 4\n",
+            "train_batch_size: 32\nmicro_batch_size: {batch}\n",
+        ),
+        ("x.yaml", "train:\n  batch_size: 8\nval:\n  batch_size: 8\n", ""),
+        ("x.json", '{"val": {"batch_size": 8}, "train": {"batch_size": 8}}', ""),
+        ("x.yaml", "batch_size: auto\n", ""),
+    ],
+)
+def test_one_line_for_a_batch_size_in_a_file_works_as_typed(tmp_path: Path, name: str, text: str, filled: str) -> None:
+    (tmp_path / name).write_text(text)
+    command = Command(("python", "train.py", f"--config={name}"), str(tmp_path))
+    written = command.batch_written
+    if not filled:
+        assert written is None
+        assert typed(command).startswith(f"write {{batch}} in {name} as the batch size, then `… python")
+        return
+    assert written is not None
+    line, copy = written
+    again = command.with_file(name, copy)
+    assert typed(command) == f"`{line} && … {again.text}`"
+    subprocess.run(["sh", "-c", line], cwd=tmp_path, check=True)
+    assert (tmp_path / copy).read_text() == filled
+    assert again.takes_batch
+    assert typed(command) == f"`… {again.text}`"  # that file is there now
+    (tmp_path / copy).write_text("another's")
+    assert command.batch_written is None
 
 
 NO_WAY = "give the program an option for its batch size, then"

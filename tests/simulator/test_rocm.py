@@ -59,7 +59,7 @@ def test_attention_s_scratch_is_an_assumption_there_with_rocm_s_words() -> None:
 
 
 def test_a_prediction_is_an_estimate_that_says_so(program: Program) -> None:
-    done = program("predict", "--model", "mlp", "--gpu", "sim:mi300x-192gb", "--batch-size", "4")
+    done = program("predict", "--explain", "--model", "mlp", "--gpu", "sim:mi300x-192gb", "--batch-size", "4")
     assert done.code == 0, done.err
     assert done.out.startswith("Batch 4 fits by a wide margin (estimate) on AMD Instinct MI300X: ")
     assert "ROCm context 0." in done.out

@@ -135,8 +135,9 @@ def shown_command(state: CommandPlanState, elapsed_s: int) -> Shown:
 def _command_notes(plan: CommandPlan, found: TracedAnswer) -> Iterator[str]:
     size, traced = plan.batch_size, found.traced
     between = range_line(found.device_used_range, found.unknowns)
-    notes = (between, report.peak_line(traced, size), *report.parts_lines(traced, size), ranks_line(plan))
-    yield from filter(None, (not_reached_line(traced), batch_note(plan), *notes, *map(str, traced.notes(size))))
+    yield from filter(None, (not_reached_line(traced), batch_note(plan), between, report.peak_line(traced, size)))
+    yield from report.parts_lines(traced, size)
+    yield from filter(None, (report.frozen_line(traced, size), ranks_line(plan), *map(str, traced.notes(size))))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, Breakdown, Bucket, Ledger,
 from gpumem_tui.run.events import TrialDone
 from gpumem_tui.search.assumed import assumed_line, workspace_lines
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.search.report import parts_lines, peak_line
+from gpumem_tui.search.report import frozen_line, parts_lines, peak_line
 from gpumem_tui.search.runner import TrialFinished
 from gpumem_tui.search.words import compared, highest_line, proves_something, range_line, shortfall
 from gpumem_tui.tui.search.state import SearchState
@@ -143,6 +143,7 @@ def _moment(state: SearchState, batch_size: int) -> Iterable[str]:
         if more := highest_line(state.traced.at(batch_size)):
             yield more
         yield from parts_lines(state.traced, batch_size)
+        yield from filter(None, (frozen_line(state.traced, batch_size),))
         yield from workspace_lines(state.traced, batch_size)
         if assumed := assumed_line(state.traced):
             yield assumed

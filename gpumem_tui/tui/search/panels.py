@@ -293,6 +293,8 @@ def _predicted(state: SearchState) -> str:
 _KEY_WIDTH = 10
 _TITLE_WIDTH = 16
 _WIDTHS = (8, 8, 10)
+_TRACED_AT = 1
+_SIMULATED = "Simulated"
 _ERROR_WIDTH = 9
 _SHARE_WIDTH = 7
 _OPTION_WIDTH = 32
@@ -385,9 +387,14 @@ def _pair(pair: tuple[str, str]) -> Row:
 
 
 def _table(view: LedgerView) -> list[Row]:
-    """Return the table with the columns that have a figure; without any, the reasons alone."""
+    """Return the table with the columns that have a figure; without any, the reasons alone.
+
+    Where a trial on a simulated GPU repeats what was traced, one column has both.
+    """
     heads = enumerate(zip(("Formula", "Traced", view.tried_title), _WIDTHS, strict=True))
     columns = {at: head for at, head in heads if any(_is_known(row.values[at]) for row in view.rows)}
+    if view.tried_title == _SIMULATED and all(row.traced == row.tried for row in view.rows):
+        columns.pop(_TRACED_AT, None)
     has_error = bool(view.error_title) and any(_is_known(row.error) for row in view.rows)
     lines: list[Row] = [[(caption, "$warning")] for caption in view.captions]
     if columns:
@@ -452,7 +459,7 @@ def search_help(tried_title: str, *, is_command: bool = False) -> list[Row]:
         tried_title: what the third column is called here.
         is_command: a command is searched: there is no closed form of it.
     """
-    simulated = tried_title == "Simulated"
+    simulated = tried_title == _SIMULATED
     step = "the command's step" if is_command else "a real step"
     ran = "the traced step run once more" if simulated else "the step on this GPU"
     compared = "formula" if simulated and not is_command else "traced"
