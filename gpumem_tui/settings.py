@@ -78,7 +78,11 @@ class Settings(Struct, frozen=True):
 
     interval_s: Annotated[float, Meta(ge=0.2, le=3600, description="Seconds between two readings of the GPUs.")] = 1.0
     theme: Annotated[
-        str, Meta(description="Name of a theme, as the command palette (ctrl+p) lists them. Empty: the default one.")
+        str,
+        Meta(
+            description="Name of a theme, as the command palette (ctrl+p) lists them. Empty: the default one. "
+            "A theme that is chosen there is kept until this is changed."
+        ),
     ] = ""
     ascii: Annotated[
         bool, Meta(description="Draw with ASCII characters only. A locale without UTF-8 does so anyway.")
@@ -144,6 +148,43 @@ def default_path(name: str = "settings.toml") -> Path:
     from platformdirs import user_config_path
 
     return user_config_path("gpumem-tui") / name
+
+
+class _KeptTheme(Struct, frozen=True):
+    """A theme that was chosen in the program, and the one that the settings had then."""
+
+    chosen: str
+    settings: str = ""
+
+
+def theme_of(settings: Settings) -> str:
+    """Return the theme to open with: the one chosen last in the program, unless the settings were changed since."""
+    try:
+        kept = msgspec.json.decode(_state_path().read_bytes(), type=_KeptTheme)
+    except (OSError, msgspec.MsgspecError):
+        return settings.theme
+    return kept.chosen if kept.settings == settings.theme else settings.theme
+
+
+def keep_theme(settings: Settings, chosen: str) -> None:
+    """Keep the theme that was chosen in the program for the next time.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = _state_path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.encode(_KeptTheme(chosen, settings.theme)))
+
+
+def _state_path() -> Path:
+    """Return where the chosen theme is kept: in the folder of state, by the XDG rules."""
+    if os.uname().sysname == "Linux":
+        folder = os.environ.get("XDG_STATE_HOME", "").strip() or os.path.expanduser("~/.local/state")
+        return Path(folder, "gpumem-tui", "theme.json")
+    from platformdirs import user_state_path
+
+    return user_state_path("gpumem-tui") / "theme.json"
 
 
 def load(path: Path | None = None) -> Settings:

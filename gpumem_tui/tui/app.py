@@ -30,14 +30,16 @@ from textual.filter import LineFilter, Monochrome, monochrome_style
 from textual.message import Message
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
+from textual.theme import Theme
 from textual.timer import Timer
 from textual.widget import Widget
 
 from gpumem_tui.ascii import to_ascii
 from gpumem_tui.errors import OptionError
 from gpumem_tui.tui.kit.background import in_daemon_thread
+from gpumem_tui.tui.kit.clipboard import is_in_tmux, to_tmux
 from gpumem_tui.tui.kit.glyphs import PALETTE, THEME, THEMES
-from gpumem_tui.tui.kit.main_screen import FRAME_CSS, Act, ActingApp, MainScreen, ScreenName, refused
+from gpumem_tui.tui.kit.main_screen import FRAME_CSS, Act, ActingApp, MainScreen, ScreenName, permitted, refused
 from gpumem_tui.tui.kit.textual_internals import TerminalDriver, screen_text
 
 if TYPE_CHECKING:
@@ -129,6 +131,7 @@ class GpuMemApp(ActingApp[int]):
         first: the one to open on.
         ascii_only: draw with ASCII characters only.
         theme: the name of a theme; empty, or one that does not exist, for the program's own.
+        keep_theme: keeps a theme that is chosen for the next time; it may raise an `OSError`. None to keep none.
         python: the interpreter that training runs in; None for the usual one.
         forbidden: what the program does not do.
     """
@@ -150,13 +153,14 @@ class GpuMemApp(ActingApp[int]):
 
         code: int
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - named only, each with its default
         self,
         screens: Mapping[ScreenName, Callable[[], MainScreen]],
         first: ScreenName,
         *,
         ascii_only: bool = False,
         theme: str = "",
+        keep_theme: Callable[[str], None] | None = None,
         python: str | None = None,
         forbidden: frozenset[Act] = frozenset(),
     ) -> None:
@@ -177,8 +181,10 @@ class GpuMemApp(ActingApp[int]):
             self.add_mode(name, partial(self.main_screen, name))
         for own in THEMES:
             self.register_theme(own)
+        self._keep_theme = keep_theme
         self._wanted_theme = theme or THEME.name
         self.theme = self._wanted_theme if self._wanted_theme in self.available_themes else THEME.name
+        self._shown_theme = self.theme
 
     def main_screen(self, name: ScreenName) -> MainScreen:
         """Return a main screen, made if need be.
@@ -282,6 +288,12 @@ class GpuMemApp(ActingApp[int]):
         """Notify as Textual does, with brackets as text: notices, on every screen, name commands and paths."""
         super().notify(message, title=title, severity=severity, timeout=timeout, markup=False)
 
+    def copy_to_clipboard(self, text: str) -> None:
+        """Copy as Textual does, and within tmux into its buffer too: tmux ignores Textual's way by default."""
+        super().copy_to_clipboard(text)
+        if is_in_tmux() and not self.is_web:
+            self.run_worker(in_daemon_thread(lambda: to_tmux(text)))
+
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """Return what memory is drawn with, for themes that do not say."""
         return PALETTE
@@ -338,8 +350,18 @@ class GpuMemApp(ActingApp[int]):
         if threading.current_thread() is threading.main_thread():  # the only one that may install handlers
             self._handlers = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         self.call_after_refresh(self._collect_garbage)
+        self.theme_changed_signal.subscribe(self, self._theme_chosen)
         if self.theme != self._wanted_theme:
             self.notify(f"there is no theme {self._wanted_theme}; ctrl+p lists them", severity="warning")
+
+    def _theme_chosen(self, theme: Theme) -> None:
+        """Keep it for the next time, where the program may write."""
+        is_new, self._shown_theme = theme.name != self._shown_theme, theme.name
+        if is_new and self._keep_theme is not None and permitted(self, Act.WRITE):
+            try:
+                self._keep_theme(theme.name)
+            except OSError as error:
+                self.notify(f"the theme is not kept: {error.strerror}", severity="warning")
 
     @staticmethod
     def _collect_garbage() -> None:

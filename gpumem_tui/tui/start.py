@@ -13,7 +13,7 @@ from gpumem_tui.ascii import is_ascii_only
 from gpumem_tui.errors import OptionError
 from gpumem_tui.monitor.snapshot import Snapshot, Source
 from gpumem_tui.monitor.vendors import known
-from gpumem_tui.settings import Settings, load
+from gpumem_tui.settings import Settings, keep_theme, load, theme_of
 
 if TYPE_CHECKING:
     from gpumem_tui.options.configuration import Options
@@ -258,7 +258,15 @@ def _run(
     ascii_only = settings.ascii or is_ascii_only()
     if forbidden is None:
         forbidden = TO_PROCESSES if settings.read_only else frozenset()
-    app = GpuMemApp(screens, first, ascii_only=ascii_only, theme=settings.theme, python=python, forbidden=forbidden)
+    app = GpuMemApp(
+        screens,
+        first,
+        ascii_only=ascii_only,
+        theme=theme_of(settings),
+        keep_theme=partial(keep_theme, settings),
+        python=python,
+        forbidden=forbidden,
+    )
     return run_app(app)
 
 

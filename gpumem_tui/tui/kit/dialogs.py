@@ -14,11 +14,12 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.events import Click, Resize
-from textual.screen import ModalScreen, Screen
+from textual.screen import ModalScreen
 from textual.widgets import Button, Input, OptionList, Static
 from textual.widgets.option_list import Option as ListOption
 
 from gpumem_tui.plan.control import Option
+from gpumem_tui.tui.kit.clipboard import copy_to_clipboard
 from gpumem_tui.tui.kit.figures import MUTED, Row, Span, span_width
 from gpumem_tui.tui.kit.lines import Lines, assembled
 
@@ -205,13 +206,6 @@ class TextScreen(ScrolledDialog[str | None]):
     def action_copy(self) -> None:
         """Copy to the clipboard."""
         copy_to_clipboard(self, self._plain)
-
-
-def copy_to_clipboard(screen: Screen[Answer], text: str) -> None:
-    """Copy to the terminal's clipboard (OSC 52), over SSH too where the terminal allows it; and say what was copied."""
-    screen.app.copy_to_clipboard(text)
-    what = text if "\n" not in text else f"{text.count(chr(10))} lines"
-    screen.notify(f"copied, if the terminal lets programs do that: {what}", markup=False)
 
 
 _TERMINATE, _KILL = 'end("terminate")', 'end("kill")'

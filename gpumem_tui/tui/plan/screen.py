@@ -28,7 +28,8 @@ from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.state import PlanState
 from gpumem_tui.report.output import so_far
 from gpumem_tui.tui.kit.background import in_daemon_thread
-from gpumem_tui.tui.kit.dialogs import PickScreen, TextScreen, copy_to_clipboard
+from gpumem_tui.tui.kit.clipboard import copy_to_clipboard
+from gpumem_tui.tui.kit.dialogs import PickScreen, TextScreen
 from gpumem_tui.tui.kit.figures import Row
 from gpumem_tui.tui.kit.glyphs import BAR_ORDER
 from gpumem_tui.tui.kit.help import HelpScreen, bucket_lines, help_heading

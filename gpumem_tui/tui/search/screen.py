@@ -22,7 +22,7 @@ from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.search.prediction import Prediction
 from gpumem_tui.search.report import command_found, verdict_lines
 from gpumem_tui.search.runner import SearchEvent, TrialProgress, search
-from gpumem_tui.tui.kit.dialogs import copy_to_clipboard
+from gpumem_tui.tui.kit.clipboard import copy_to_clipboard
 from gpumem_tui.tui.kit.figures import Row
 from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.kit.main_screen import Act, permitted, refused
