@@ -41,7 +41,7 @@ class Progress:
         """Show what is under way; an empty line clears it."""
         if self.is_shown and line != self._last:
             over = "\r\x1b[K" if self._last else ""
-            print(f"{over}{line}", end="", file=sys.stderr, flush=True)
+            print(f"{over}{as_drawn(line)}", end="", file=sys.stderr, flush=True)
             self._last = line
 
     def clear(self) -> None:
@@ -132,12 +132,12 @@ class Printer:
 
 def note(line: str) -> None:
     """Print a line of its own on stderr."""
-    print(line, file=sys.stderr, flush=True)
+    print(as_drawn(line), file=sys.stderr, flush=True)
 
 
 def complain(message: str, code: int) -> int:
     """Print one line on stderr, marked as ours, and return the exit code."""
-    print(f"gpumem-tui: {' '.join(message.split())}", file=sys.stderr)
+    print(as_drawn(f"gpumem-tui: {' '.join(message.split())}"), file=sys.stderr)
     return code
 
 

@@ -10,23 +10,19 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from time import monotonic
 from types import FrameType
 from typing import TYPE_CHECKING, ClassVar, get_args
 
-from rich.color import Color as RichColor
-from rich.segment import Segment
-from rich.style import Style
 from textual.app import SystemCommand
 from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
-from textual.color import Color
 from textual.command import CommandPalette
 from textual.driver import Driver
 from textual.drivers.linux_driver import LinuxDriver
 from textual.events import Resize
-from textual.filter import LineFilter, Monochrome, monochrome_style
+from textual.filter import LineFilter, Monochrome
 from textual.message import Message
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
@@ -34,10 +30,10 @@ from textual.theme import Theme
 from textual.timer import Timer
 from textual.widget import Widget
 
-from gpumem_tui.ascii import to_ascii
 from gpumem_tui.errors import OptionError
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.clipboard import is_in_tmux, to_tmux
+from gpumem_tui.tui.kit.filters import AsciiFilter, PlainFilter
 from gpumem_tui.tui.kit.glyphs import PALETTE, THEME, THEMES
 from gpumem_tui.tui.kit.main_screen import FRAME_CSS, Act, ActingApp, MainScreen, ScreenName, permitted, refused
 from gpumem_tui.tui.kit.textual_internals import TerminalDriver, screen_text
@@ -72,54 +68,6 @@ _GARBAGE_S = 2.0
 
 _GARBAGE = 20_000, 20, 20
 """When garbage is collected (`gc.set_threshold`): hosts bring 24,000 objects a second, none of them in a circle."""
-
-
-class AsciiFilter(LineFilter):
-    """Replaces every drawn character by an ASCII one, drawn by any widget."""
-
-    def apply(self, segments: list[Segment], _background: Color) -> list[Segment]:
-        """Translate the text of every segment."""
-        return [Segment(to_ascii(text), style, control) for text, style, control in segments]
-
-
-class PlainFilter(LineFilter):
-    """Under NO_COLOR shades of grey as Textual's own, but what alarms is highlighted more than the rest, never less.
-
-    Args:
-        colours: the theme's, by name; asked for at each line, as a theme may be changed.
-    """
-
-    def __init__(self, colours: Callable[[], Mapping[str, str]]) -> None:
-        super().__init__()
-        self._colours = colours
-
-    def apply(self, segments: list[Segment], _background: Color) -> list[Segment]:
-        """Write warnings bold, errors reversed; a line or a border that has such a colour is bold."""
-        named = self._colours()
-        bright = tuple(Color.parse(named[name]).rich_color for name in _BRIGHT)
-        plain = Color.parse(named["foreground"]).rich_color
-        return [Segment(text, _without_colour(style, bright, plain, is_word=_has_word(text))) if style else
-                Segment(text) for text, style, _ in segments]  # fmt: skip
-
-
-_BRIGHT = ("load-heavy", "warning", "text-warning", "error", "text-error")
-"""Colours that are as bright as the text without colours: a full GPU is no alarm, but no dimmer than an idle one."""
-
-
-def _has_word(text: str) -> bool:
-    return any(map(str.isalnum, text))
-
-
-@lru_cache(1024)
-def _without_colour(style: Style, bright: tuple[RichColor, ...], plain: RichColor, *, is_word: bool) -> Style:
-    grey = monochrome_style(style)
-    if style.bgcolor == bright[0]:
-        return grey + Style(bgcolor=plain)
-    if style.color not in bright:
-        return grey
-    place = bright.index(style.color)
-    is_error = place >= _BRIGHT.index("error")
-    return grey + Style(color=plain, bold=place > 0 or None, reverse=True if is_error and is_word else None)
 
 
 class GpuMemApp(ActingApp[int]):

@@ -11,7 +11,9 @@ from rich.style import Style
 
 from gpumem_tui.ascii import _without_coercion, to_ascii, wants_ascii
 from gpumem_tui.settings import Settings
-from gpumem_tui.tui.app import GpuMemApp, PlainFilter
+from gpumem_tui.tui.app import GpuMemApp
+from gpumem_tui.tui.kit.filters import AsciiFilter, PlainFilter
+from gpumem_tui.tui.kit.manual import ManualApp
 from gpumem_tui.tui.monitor.screen import MonitorScreen
 from tests.monitor import snapshots as scene
 from tests.monitor.scripted import Scripted
@@ -56,8 +58,14 @@ def test_each_of_our_characters_has_a_sign(drawn: str, plain: str) -> None:
 def test_lines_are_ascii_where_the_locale_is_not_utf8(variable: str) -> None:
     said = "from gpumem_tui.report.output import Printer; Printer(as_json=False).show(lines=lambda: ['61 °C ▲ …'])"
     others = {name: value for name, value in os.environ.items() if name not in ("LC_ALL", "LC_CTYPE", "LANG")}
+    said += "; from gpumem_tui.report.output import complain; complain('61 °C', 1)"
     done = subprocess.run([sys.executable, "-c", said], env={**others, variable: "C"}, capture_output=True, check=True)
-    assert done.stdout == b"61 C  ! .\n"
+    assert (done.stdout, done.stderr) == (b"61 C  ! .\n", b"gpumem-tui: 61 C \n")
+
+
+def test_the_manual_alone_is_ascii_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpumem_tui.tui.kit.manual.is_ascii_only", lambda: True)
+    assert any(isinstance(each, AsciiFilter) for each in ManualApp("monitor").get_line_filters())
 
 
 def test_without_colours_what_alarms_stands_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.events import Resize
+from textual.filter import LineFilter
 from textual.screen import ModalScreen
 from textual.widgets import MarkdownViewer, OptionList
 from textual.widgets.option_list import Option
 
+from gpumem_tui.ascii import is_ascii_only
 from gpumem_tui.manual import TOPICS, text, titles
 from gpumem_tui.tui.kit.dialogs import TextScreen
+from gpumem_tui.tui.kit.filters import AsciiFilter
 from gpumem_tui.tui.kit.glyphs import THEME, THEMES
 from gpumem_tui.tui.kit.help import help_entries
 from gpumem_tui.tui.kit.main_screen import KeyBar, bindings_of
@@ -141,6 +145,11 @@ class ManualApp(App[None]):
         for theme in THEMES:
             self.register_theme(theme)
         self.theme = THEME.name
+        self._ascii = AsciiFilter(enabled=is_ascii_only())
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Return Textual's filters, and ours after them."""
+        return [*super().get_line_filters(), *([self._ascii] if self._ascii.enabled else [])]
 
     def on_mount(self) -> None:
         """Show the topic; the program ends when its screen is closed."""
