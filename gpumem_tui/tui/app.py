@@ -34,6 +34,7 @@ from gpumem_tui.errors import OptionError
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.clipboard import is_in_tmux, to_tmux
 from gpumem_tui.tui.kit.filters import AsciiFilter, PlainFilter
+from gpumem_tui.tui.kit.first_picture import leave_signals
 from gpumem_tui.tui.kit.glyphs import PALETTE, THEME, THEMES
 from gpumem_tui.tui.kit.main_screen import FRAME_CSS, Act, ActingApp, MainScreen, ScreenName, permitted, refused
 from gpumem_tui.tui.kit.textual_internals import TerminalDriver, screen_text
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from textual.dom import DOMNode
 
 SignalHandler = Callable[[int, FrameType | None], object] | int | None
-_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT)
 _EXIT_SIGNAL_BASE = 128
 _ORDERLY_S = 2.0
 """How long a signal waits for an orderly end before it makes a hard one."""
@@ -293,10 +294,14 @@ class GpuMemApp(ActingApp[int]):
         else:
             self.notify(f"written to {path}", title="Screenshot")
 
-    def on_mount(self) -> None:
-        """Catch signals: none must leave the terminal in disorder nor a child process behind."""
+    def on_load(self) -> None:
+        """Catch signals before the terminal is taken: none may leave it in disorder, nor a child process behind."""
+        leave_signals()
         if threading.current_thread() is threading.main_thread():  # the only one that may install handlers
             self._handlers = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+
+    def on_mount(self) -> None:
+        """Collect garbage from the first frame on, and name a theme that is missing."""
         self.call_after_refresh(self._collect_garbage)
         self.theme_changed_signal.subscribe(self, self._theme_chosen)
         if self.theme != self._wanted_theme:

@@ -211,11 +211,11 @@ def open_run(command: TerminalCommand, words: str, settings: Settings) -> tuple[
 
 def _first_picture(source: Source, settings: Settings) -> AbstractContextManager[None]:
     """Draw what a source has, once it is started: what that takes is imported while the driver starts."""
-    if settings.ascii or _GRAPHICS_ELSEWHERE in os.environ:
+    if _GRAPHICS_ELSEWHERE in os.environ:
         return nullcontext()
     from gpumem_tui.tui.kit.first_picture import first_picture
 
-    return first_picture(source, mine=settings.mine)
+    return first_picture(source, mine=settings.mine, ascii_only=settings.ascii)
 
 
 def _leave_garbage() -> None:
