@@ -330,4 +330,5 @@ def command_of(plan: CommandPlan, one: Combination) -> tuple[str, tuple[str, ...
     """Return the command to copy, and what is to be written into the program besides."""
     typed = typed_command(plan.config, one.changes, one.passes)
     command = typed.command if typed.shards else launched(typed.command, max(one.gpus, plan.ranks))
-    return assignment_of(one.changes) + command.text_at(one.batch_size, one.passes), typed.written
+    files, text = command.files_at(one.batch_size, one.passes), command.text_at(one.batch_size, one.passes)
+    return files + assignment_of(one.changes) + text, typed.written

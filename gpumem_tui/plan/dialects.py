@@ -166,7 +166,7 @@ def with_lines(change: Technique, config: SearchConfig, batch_size: int, lines: 
         return change
     typed = typed_command(config, (change,)).command
     starts = launched(typed, change.gpus)
-    how = starts.text_at(batch_size) + besides(lines)
+    how = starts.files_at(batch_size) + starts.text_at(batch_size) + besides(lines)
     return replace(change, how=how, words={_LINES: "\n".join(lines)})
 
 

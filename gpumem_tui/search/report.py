@@ -498,7 +498,7 @@ def command_found(config: SearchConfig, verdict: Verdict | None) -> str:
     if workload.command is None or workload.hugging_face is not None or not size:
         return ""
     passes = workload.command.accumulation(size, config.target_batch, workload.recipe.pass_micro_batches)
-    return workload.command.text_at(size, passes)
+    return workload.command.files_at(size, passes) + workload.command.text_at(size, passes)
 
 
 def wanted_accumulation(config: SearchConfig, batch_size: int) -> Accumulation | None:

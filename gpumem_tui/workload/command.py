@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +16,8 @@ from typing import Any
 from gpumem_tui import launchers
 
 BATCH, ACCUMULATION = "{batch}", "{accumulation}"
+_ASKS = "-batch"
+"""How the name of a file ends that was written with ``{batch}`` as its batch size."""
 
 _BATCH_FLAG = re.compile(
     r"-{0,2}(?:[\w.]+[.])?"
@@ -92,8 +94,24 @@ class Command:
         return _typed(self.words)
 
     def text_at(self, batch_size: int, accumulation: int = 1) -> str:
-        """Return the command as it would be typed to train at one batch size."""
-        return _typed(self.filled(batch_size, accumulation))
+        """Return the command as it would be typed to train at one batch size, after what `files_at` types."""
+        copies = _copies(self._templates, f"-{batch_size}")
+        return _typed(tuple(_with_copy(word, copies) for word in self.filled(batch_size, accumulation)))
+
+    def files_at(self, batch_size: int, accumulation: int = 1) -> str:
+        """Return the shell's words that write the files of `text_at`, to stand before it; empty where none is named."""
+        templates = self._templates
+        copies = _copies(templates, f"-{batch_size}")
+        written = []
+        for name, path in templates.items():
+            given = name if Path(self.cwd, name) == path else os.path.relpath(path, self.cwd)
+            text, to = path.read_text(), str(Path(given).with_name(Path(copies[name]).name))
+            edits = [f"s/{BATCH}/{batch_size}/g"]
+            edits += [f"s/{ACCUMULATION}/{accumulation}/g"] if ACCUMULATION in text else []
+            edits += [f"s#{other}#{copy}#" for other, copy in copies.items() if other in _NAMED.findall(text)]
+            line = f"sed {shlex.quote('; '.join(edits))} {shlex.quote(given)} > {shlex.quote(to)} && "
+            written.append(line + (f"chmod +x {shlex.quote(to)} && " if os.access(path, os.X_OK) else ""))
+        return "".join(dict.fromkeys(written))
 
     @property
     def takes_batch(self) -> bool:
@@ -129,7 +147,7 @@ class Command:
         stated = [one for one in stated if _OF_A_PASS.search(one[0])] if len(stated) > 1 else stated
         if len(stated) != 1:
             return None
-        copy = str(Path(name).with_name(f"{Path(name).stem}-batch{Path(name).suffix}"))
+        copy = str(Path(name).with_name(f"{Path(name).stem}{_ASKS}{Path(name).suffix}"))
         given, before = stated[0][0], text[: stated[0].start()]
         if given in before.rpartition("\n")[2]:
             return None  # of two on a line, sed changes the first
@@ -197,8 +215,7 @@ class Command:
             OSError: a copy cannot be written.
         """
         templates = self._templates
-        mark = f".gpumem-tui-{os.getpid()}-{batch_size}"
-        copies = {name: str(Path(name).with_name(f"{Path(name).stem}{mark}{Path(name).suffix}")) for name in templates}
+        copies = _copies(templates, f".gpumem-tui-{os.getpid()}-{batch_size}")
         written: list[Path] = []
         try:
             for name, path in templates.items():
@@ -252,6 +269,14 @@ class Command:
     def processes(self) -> int:
         """The number of training processes that its launcher starts in all, as far as the line states; else 1."""
         return launchers.processes(self.words)
+
+
+def _copies(names: Iterable[str], mark: str) -> dict[str, str]:
+    """Return the name of each file's copy."""
+    return {
+        name: str(Path(name).with_name(f"{Path(name).stem.removesuffix(_ASKS)}{mark}{Path(name).suffix}"))
+        for name in names
+    }
 
 
 def _with_copy(word: str, copies: Mapping[str, str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,22 @@ def test_a_file_that_another_file_names_is_copied_with_it(tmp_path: Path) -> Non
         assert '"bs": 8' in yaml.with_name(lines["other"]).read_text()
         assert lines["data"] == "data.json"
     assert sorted(tmp_path.rglob("*")) == before
+    (tmp_path / "llamafactory-cli").write_text('#!/bin/sh\ncat "$2" "$(sed -n "s/deepspeed: //p" "$2")"')
+    (tmp_path / "llamafactory-cli").chmod(0o755)
+    line = command.files_at(8) + command.text_at(8)
+    ran = subprocess.run(
+        ["sh", "-c", f"PATH=.:$PATH; {line}"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "deepspeed: conf/ds-8.json" in ran.stdout, line
+    assert ran.stdout.endswith('{"train_micro_batch_size_per_gpu": 8}')
+
+
+def test_the_line_to_run_writes_the_file_with_the_batch_size(tmp_path: Path) -> None:
+    (tmp_path / "c d-batch.yaml").write_text("batch: {batch}\npasses: {accumulation}\n")
+    command = Command(("cat", "c d-batch.yaml"), str(tmp_path))
+    line = command.files_at(12, 3) + command.text_at(12, 3)
+    ran = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ran.stdout == "batch: 12\npasses: 3\n", line
+    assert (tmp_path / "c d-12.yaml").is_file()
+    plain = Command(("python", "train.py", "--bs", "{batch}"), str(tmp_path))
+    assert plain.files_at(12) + plain.text_at(12) == "python train.py --bs 12"
