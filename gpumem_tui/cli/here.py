@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from contextlib import ExitStack, closing, nullcontext
 from functools import partial
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpumem_tui.cli.asked import AskedMonitor, settings_of
 from gpumem_tui.errors import EXIT_FAILED, OptionError
-from gpumem_tui.report.output import complain, held_stdin, is_read_by_a_person, is_terminal, written
+from gpumem_tui.report.output import complain, held_stdin, is_read_by_a_person, is_terminal, on_end, written
 
 if TYPE_CHECKING:
     from gpumem_tui.monitor.alerts import Alerts
@@ -141,6 +142,8 @@ def _stream(source: Source, settings: Settings, recorder: GpuRecorder | None, as
     from gpumem_tui.recording.file import RecordingError
 
     quiet = asked.quiet or (recorder is not None and not (asked.as_json or asked.wire or is_read_by_a_person()))
+    if recorder is not None:
+        on_end(sys.exit)  # as services and batch systems end it: the file has its end
     if quiet and recorder is not None:
         complain(f"recording to {asked.record}; ctrl+c ends it", 0)
     snapshots = live(source, settings.interval_s, held_stdin() if asked.wire else ())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ import click
 from gpumem_tui.cli.asked import AskedHosts, settings_of
 from gpumem_tui.cli.types import Decorator, Finite, Typed
 from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, OptionError
-from gpumem_tui.report.output import Complaints, complain, is_terminal, sleep_until, written
+from gpumem_tui.report.output import Complaints, complain, is_terminal, on_end, sleep_until, written
 from gpumem_tui.report.tables import counted
 from gpumem_tui.text import shortened
 
@@ -177,8 +176,7 @@ def _say_who_is_away(fleet: Fleet, settings: Settings) -> None:
 
     stopped, away, notifier = threading.Event(), AwayMarks(), Notifier(settings.notify)
     complaints = Complaints()
-    for number in (signal.SIGTERM, signal.SIGHUP):  # ctrl+c ends it anyway
-        signal.signal(number, lambda *_: stopped.set())
+    on_end(stopped.set)  # ctrl+c ends it anyway
     while not stopped.wait(settings.interval_s):
         statuses = fleet.statuses
         _complain_of(away.new(time.time(), statuses))

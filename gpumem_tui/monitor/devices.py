@@ -174,7 +174,7 @@ def free_rule(memory_bytes: int | None = None) -> str:
     alive = "A GPU is free that answers, is not divided into MIG instances"
     if memory_bytes:
         return f"{alive} and has {format_bytes(memory_bytes)} free."
-    most = f"less than {IDLE_BYTES // MIB} MiB in use, if it is busy {CONTEXT_BYTES // MIB}"
+    most = f"less than {IDLE_BYTES // MIB} MiB in use ({CONTEXT_BYTES // MIB} MiB while it is busy)"
     return f"{alive}, has no process that computes, however little that holds, and {most}."
 
 

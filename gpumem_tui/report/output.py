@@ -250,6 +250,13 @@ def replace_unencodable() -> None:
             stream.reconfigure(errors="replace")
 
 
+def on_end(call: Callable[[], object]) -> None:
+    """Have SIGTERM and SIGHUP call `call` from now on, but for a hang-up that ``nohup`` has ignored."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: call())
+
+
 @contextmanager
 def interrupts(cancel: Callable[[], object]) -> Iterator[None]:
     """Have ctrl+c call `cancel`, and not end the program, for as long as the context lasts."""

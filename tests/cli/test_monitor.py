@@ -21,6 +21,7 @@ import pytest
 
 from gpumem_tui.cli import _MONITOR_FLAGS
 from gpumem_tui.cli.monitor import monitor
+from gpumem_tui.errors import EXIT_INTERRUPTED
 from gpumem_tui.memory import GIB, MIB
 from gpumem_tui.monitor.report import snapshot_json
 from gpumem_tui.monitor.wire import ReportReader
@@ -330,20 +331,29 @@ def test_a_recording_plays_back_what_was_seen(program: Program, environment: dic
     assert "exists already" in again.err
 
 
-@pytest.mark.parametrize("options", [(), ("--quiet",)])
-def test_a_recording_alone_prints_no_lines(
-    options: tuple[str, ...], program: Program, environment: dict[str, str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("options", "number", "code"), [((), signal.SIGINT, EXIT_INTERRUPTED), (("--quiet",), signal.SIGTERM, 0)]
+)
+def test_a_recording_alone_prints_no_lines_and_has_an_end(
+    options: tuple[str, ...],
+    number: signal.Signals,
+    code: int,
+    program: Program,
+    environment: dict[str, str],
+    tmp_path: Path,
 ) -> None:
-    """A service that records would fill the log of the system."""
+    """A service that records would fill the log of the system; it is stopped by SIGTERM."""
     path = tmp_path / "night.gpumem"
     with _running(environment, "monitor", "--interval", "0.2", "--record", str(path), *options) as process:
         assert process.stderr is not None
         assert process.stderr.readline() == f"gpumem-tui: recording to {path}; ctrl+c ends it\n"
         wait_until(lambda: path.exists() and path.read_bytes().count(b"\n") > 4)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         out, err = process.communicate(timeout=60)
-    assert (out, err) == ("", "")
-    assert program("monitor", "--replay", str(path), "--json").out.startswith('{"schema": 1')
+    assert (out, err, process.returncode) == ("", "", code)
+    played = program("monitor", "--replay", str(path), "--json")
+    assert played.out.startswith('{"schema": 1')
+    assert not played.err
 
 
 def test_a_recording_whose_recorder_was_killed_plays_to_its_end(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
 import pytest
 
+from gpumem_tui.report.output import on_end
 from tests.sharing import WarmPython
 
 _HEADLESS = (
@@ -42,3 +44,17 @@ def test_without_an_input_there_is_no_screen() -> None:
     done = _shell(["monitor", "--once"], "<&-")
     assert "Traceback" not in done.stderr
     assert done.returncode in (0, 4)
+
+
+def test_a_hang_up_that_nohup_ignores_stays_ignored() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    called: list[int] = []
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        on_end(lambda: called.append(1))
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert called == [1]
