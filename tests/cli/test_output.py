@@ -31,7 +31,7 @@ def _shell(arguments: list[str], redirection: str) -> subprocess.CompletedProces
 def test_a_full_disk_behind_the_output_is_one_line(arguments: list[str]) -> None:
     done = _shell(arguments, "> /dev/full")
     assert done.returncode == 4
-    assert done.stderr == "gpumem-tui: the output cannot be written: No space left on device\n"
+    assert done.stderr == "gpumem-tui: the output cannot be written: No space left on device; free space there\n"
 
 
 @pytest.mark.parametrize("arguments", _HEADLESS, ids=lambda arguments: arguments[0])
