@@ -295,8 +295,8 @@ _LEDGER_ROWS = (*(bucket.title for bucket in ALLOCATED_BUCKETS), "= allocated", 
 def ledger_lines(config: SearchConfig, prediction: Prediction, result: TrialDone | None, batch_size: int) -> list[str]:
     """Write Formula | Traced | Simulated or Measured | error of the compared prediction, a line a bucket.
 
-    Formula where there is a closed form. A trial on the simulated GPU has no Traced beside it where both are equal, or
-    where there is no closed form: the trace is the same simulation.
+    Formula where there is a closed form. Without Traced where a trial on the simulated GPU repeats it, and where
+    there is no closed form: the trace is the same simulation.
     """
     counted = prediction.formula.at(batch_size)
     traced = prediction.traced if isinstance(prediction.traced, Traced) else None
