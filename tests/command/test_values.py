@@ -148,13 +148,19 @@ def test_what_is_drawn_from_the_model_lies_within_its_distribution(project: Proj
 
 
 def test_a_shape_that_depends_on_what_the_model_computes_and_has_no_bound_is_one_clear_line(project: Project) -> None:
-    line = "hidden.repeat_interleave(hidden.sum(1).abs().long(), dim=0)"
-    project.write("train.py", f"{MODEL}\n    hidden = model(torch.randn(8, 16, device=device))\n    {line}\n")
+    """As a length regulator repeats the states of a text by the durations that it predicts."""
+    line = "step(hidden.repeat_interleave(hidden.sum(1).abs().long(), dim=0).repeat(1, 4))"
+    project.write(
+        "train.py",
+        f"{MODEL}\n    for _ in range(3):\n        hidden = model(torch.randn(8, 16, device=device))\n        {line}\n",
+    )
     done = project.predict("python", "train.py")
     assert done.code != 0
     assert done.complaint.startswith("gpumem-tui: aten.repeat_interleave")
-    assert done.complaint.endswith("(train.py:17)")
-    assert "torch.where" in done.complaint
+    assert done.complaint.endswith("at train.py:18 (--assume-rows train.py:18=NUMBER gives it)")
+    given = project.predict("python", "train.py", options=("--assume-rows", "train.py:18=64"))
+    assert given.code == 0, given.stderr
+    assert "train.py:18: 64 rows in all (--assume-rows)" in given.stdout
 
 
 def test_a_shape_that_depends_on_what_the_model_computes_is_the_largest_that_it_can_be(project: Project) -> None:
@@ -169,14 +175,14 @@ def test_a_shape_that_depends_on_what_the_model_computes_is_the_largest_that_it_
         print("kept", [
             len(hidden[large]), len(hidden[~large]), len(large.nonzero()), len(torch.masked_select(hidden, large)),
             len(torch.where(hidden > 1)[0]), len(torch.unique(best)), len(torch.unique(hidden)),
-            len(torch.unique(hidden, dim=0)), len(torch.bincount(best)),
+            len(torch.unique(hidden, dim=0)), len(torch.bincount(best)), len(hidden.repeat_interleave(best, 0)),
         ])
         step(torch.randn(8, 16, device=device))
 """,
     )
     done = project.predict("python", "train.py")
-    assert "kept [32, 1, 32, 32, 32, 4, 32, 8, 4]" in done.stderr, done.stderr
-    assert "kept [2, 30, 2, 2, 2, 1, 1, 1, 4]" in done.stderr, "at the other end"
+    assert "kept [32, 1, 32, 32, 32, 4, 32, 8, 4, 24]" in done.stderr, done.stderr
+    assert "kept [2, 30, 2, 2, 2, 1, 1, 1, 4, 2]" in done.stderr, "at the other end"
     found = {one["place"]: one for one in done.json["traced"]["assumptions"]}
     assert found["train.py:21"]["high"] == 32
     assert not any(one["changes_sizes"] for one in found.values()), "512 bytes each"

@@ -33,6 +33,7 @@ from gpumem_tui.simulator.device.shapes import (
     MASKED_SELECT,
     NONZERO,
     PACK,
+    REPEATED,
     TAKEN_FROM_VALUES,
     WIDER_PRODUCTS,
     AssumedRows,
@@ -182,6 +183,8 @@ class Results:
         """
         if not can_be_assumed(func):
             raise UnknownValue
+        if func is REPEATED:
+            return by_assumption(func, args, self._repeated(args[0]), "evenly")
         shape = looked_at(func, args)
         of = math.prod(shape)
         told = self.told(func)
@@ -248,6 +251,22 @@ class Results:
         taken = self._values.taken_for(tensor)
         most = min(of, taken.high - taken.low + 1) if taken is not None and taken.is_open else of
         return self.assume("differing", min(1, most), most)
+
+    def _repeated(self, repeats: torch.Tensor) -> int:
+        """Return how many rows there are in all where each is repeated as often as a tensor says.
+
+        Raises:
+            UnknownValue: nothing bounds its numbers, and none was given for this line.
+        """
+        given = self.number("rows in all")
+        taken = self._values.taken_for(repeats)
+        if given is not None and given > 1:
+            return round(given)
+        if taken is None:
+            raise UnknownValue
+        high = max(0, taken.high) * repeats.numel()
+        low = max(taken.low * repeats.numel(), min(FEW, high))
+        return self.assume("count", low, high) if given is None else part_of(given, high, low)
 
     def rows_of(self, indices: torch.Tensor, most: int) -> int:
         """Return how many different places of `most` there are among indices in columns: known, or assumed."""

@@ -27,6 +27,7 @@ _UNIQUE2, _UNIQUE_CONSECUTIVE = _aten._unique2.default, _aten.unique_consecutive
 INDEXED = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default)
 _UNIQUE_DIM = _aten.unique_dim.default
 _UNIQUE = (_UNIQUE2, _UNIQUE_CONSECUTIVE, _UNIQUE_DIM)
+REPEATED = _aten.repeat_interleave.Tensor
 PACK = _aten._pack_padded_sequence.default
 _CTC = (_aten._ctc_loss.default, _aten._ctc_loss.Tensor)
 TAKEN_FROM_VALUES = SHAPED_BY_VALUES.union((PACK, _CLOSE, *_CTC))
@@ -51,6 +52,7 @@ class Shapes:
             _CLOSE: lambda _args, _: True,
             MASKED_SELECT: lambda args, _: self._selected(*args),
             _BINCOUNT: self._counted,
+            REPEATED: lambda _, kwargs: _repeated(kwargs.get("output_size")),
         }
         """By operator what it gives where its values are not known."""
 
@@ -222,6 +224,12 @@ def _numbers_kept(args: tuple[Any, ...], kept: int, _where: str) -> torch.Tensor
     return _spread(args[0].shape[:1], kept)
 
 
+def _repeated(rows: int | None) -> torch.Tensor:
+    if rows is None:
+        raise UnknownValue
+    return torch.empty(rows, dtype=torch.int64, device="cpu")
+
+
 def _places_kept(args: tuple[Any, ...], kept: int, where: str) -> torch.Tensor:
     shape = args[0].shape
     flat = _spread(shape, kept)
@@ -259,6 +267,7 @@ _KEPT: dict[Any, Callable[[tuple[Any, ...], int, str], Any]] = {
     _UNIQUE2: lambda args, kept, _: _differing(args[0], (kept,), kept, args[0].shape, args[2:4]),
     _UNIQUE_CONSECUTIVE: lambda args, kept, _: _differing(args[0], (kept,), kept, args[0].shape, args[1:3]),
     _UNIQUE_DIM: _differing_rows,
+    REPEATED: lambda _args, kept, _where: _repeated(kept),
 }
 """By operator what it would give if it kept so many of what it looks at, evenly spread or at one end."""
 
@@ -313,6 +322,9 @@ def in_words(func: Any, args: tuple[Any, ...], error: Exception, line: str) -> E
             "works on a sparse tensor, of which products with dense ones and the updates of SGD, SparseAdam and "
             "Adagrad are followed: make it dense (of an embedding, sparse=False), or run on a real GPU"
         )
+    elif func is REPEATED and isinstance(error, DynamicOutputShapeException):
+        how = "repeats rows as often as numbers say that only the GPU computes and nothing bounds"
+        return Untraceable(f"{func} {how}, and nothing is computed here, {gives_it(line)}")
     elif isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
         problem = (
             "gives a result whose shape depends on what the GPU computes, and nothing is computed here: take it "
