@@ -227,7 +227,7 @@ class Taken:
         if name == "randint":
             high = args[1] if func._schema.arguments[0].name == "low" else args[0]
         elif name in _GIVING_PLACES and isinstance(first, torch.Tensor) and first.dim():
-            dim = _argument(func, args, kwargs, "dim")
+            dim = -1 if name == "multinomial" else _argument(func, args, kwargs, "dim")
             high = first.numel() if dim is None else first.shape[dim]
             per_row = made.shape[dim] if made.dim() == first.dim() and type(dim) is int else 1
         else:

@@ -77,6 +77,8 @@ _OVERWRITING = frozenset(("copy_", "zero_", "fill_", "normal_", "uniform_", "ran
 _SAME_OF_EQUALS = ("max", "min", "avg")
 """Reductions of DTensor's collectives that give ranks, which all hold one value, that back."""
 _CHECKED_FOR_INF = "_amp_foreach_non_finite_check_and_unscale_"
+_WRITES_PLACES = frozenset(("scatter_", "index_copy_", "index_put_"))
+"""Operators that programs invert a permutation with, on a tensor that nothing was written to."""
 _PUT = ("index_put_", "_index_put_impl_")
 _ONE_HOT: Any = _aten.scatter_.value
 _KEPT_TYPES = frozenset(
@@ -281,7 +283,7 @@ class Values:
         if rule.overwrites and _covers_storage(tensors[0]) and not tensors[0].requires_grad:
             self._overwrite(rule, func, tensors[0], args, kwargs)
             return
-        if func is _COPY:
+        if func is _COPY or func._opname in _WRITES_PLACES:
             self._begin_to_write(args[0])
         if func is _ONE_HOT and (one_hot := self._one_hot(*args[:4])) is not None:
             self._forget(tensors)

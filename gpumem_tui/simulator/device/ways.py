@@ -70,6 +70,8 @@ _GIVING_PLACES = frozenset(
     )
 )
 _ADDING = frozenset(("append", "extend", "insert", "add", "update", "put", "setdefault", "appendleft", "setattr"))
+_ASKED_BY_PYTHON = frozenset(("__len__", "__iter__", "__next__", "__getitem__", "__index__"))
+"""Methods that no line of the program calls by name: a sampler's length, a place."""
 _HARMLESS = frozenset(
     {
         "debug", "info", "warning", "error", "log", "log_dict", "log_metrics", "add_scalar", "add_scalars", "write",
@@ -259,6 +261,7 @@ class _Following:
     def _return(self, kind: int) -> None:
         function = self._step.function
         if kind and function is not None:
+            self.may_size = self.may_size or function.name in _ASKED_BY_PYTHON
             self._taint((0 if self._step.file.is_whole else id(function), f"{function.name}()"), kind)
             self.state[0, f"{function.name}()"] = kind  # a library's is asked for by who called it
 
