@@ -32,9 +32,11 @@ def leading(values: Any) -> int:
 
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Return whether an error is PyTorch's out-of-memory error, or was raised while one was handled."""
-    while error is not None:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:  # an error may be raised from itself
         if isinstance(error, torch.OutOfMemoryError):
             return True
+        seen.add(id(error))
         error = error.__cause__ or error.__context__
     return False
 

@@ -121,9 +121,12 @@ def _because(error: BaseException) -> str:
 
     The traceback of another process, as pools of processes have it for a cause, is not said: it has many lines.
     """
-    root = error
-    while root.__cause__ is not None and "RemoteTraceback" not in type(root.__cause__).__name__:
-        root = root.__cause__
+    root, seen = error, {id(error)}
+    while (cause := root.__cause__) is not None and "RemoteTraceback" not in type(cause).__name__:
+        if id(cause) in seen:
+            break
+        root = cause
+        seen.add(id(root))
     words = _shortened(root)
     because = "" if root is error or words in in_one_line(error) else f" ({type(root).__name__}: {words})"
     is_missing = isinstance(root, ModuleNotFoundError) and root.name

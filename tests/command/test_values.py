@@ -147,6 +147,72 @@ def test_what_is_drawn_from_the_model_lies_within_its_distribution(project: Proj
     assert done.code == 0, done.stderr
 
 
+def test_places_are_what_packing_sorts_and_what_is_drawn(project: Project) -> None:
+    project.write(
+        "train.py",
+        MODEL
+        + """
+    from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+    for _ in range(3):
+        padded = torch.randn(3, 8, 16, device=device)
+        packed = pack_padded_sequence(padded, torch.tensor([5, 3, 8]), batch_first=True, enforce_sorted=False)
+        assert pad_packed_sequence(packed, batch_first=True)[1].tolist() == [5, 3, 8]
+        order = torch.tensor([2, 0, 1]).to(device)
+        where = torch.empty_like(order)
+        where[order] = torch.arange(3, device=device)
+        assert where.tolist() == [1, 2, 0]
+        drawn = torch.multinomial(model(torch.randn(8, 16, device=device)).softmax(-1), 1)
+        print("classes", drawn.max().item() + 1)
+        step(torch.randn(int(drawn.max()) + 1, 16, device=device))
+""",
+    )
+    done = project.predict("python", "train.py")
+    assert done.code == 0, done.stderr
+    assert "classes 4" in done.stderr or "classes 1" in done.stderr
+    assert {one["high"] for one in done.json["traced"]["assumptions"]} == {3}
+
+
+def test_parts_of_a_size_that_no_number_gives_end_in_one_line(project: Project) -> None:
+    """The error of a shape that cannot be is raised from itself, and its causes have no end."""
+    parts = "counts = (model(x) > 0).long().argmax(-1).bincount(minlength=2).tolist()"
+    project.write(
+        "train.py",
+        f"{MODEL}\n    x = torch.randn(8, 16, device=device)\n    {parts}\n    x.split([0 * one for one in counts])\n",
+    )
+    done = project.predict("python", "train.py")
+    assert done.code == 2
+    assert "train.py:18: RuntimeError: split_with_sizes expects split_sizes to sum exactly to 8" in done.complaint
+
+
+def test_the_length_of_a_sampler_may_come_from_a_count(project: Project) -> None:
+    """As one that leaves out what is learnt: no line calls its ``__len__``."""
+    project.write(
+        "train.py",
+        MODEL
+        + """
+    class Rest:
+        def __init__(self):
+            self.number = 1
+
+        def update(self, learnt):
+            self.number = len(data) - int(learnt.sum())
+
+        def __len__(self):
+            return self.number
+
+    data, rest = torch.randn(4096, 16), Rest()
+    for _ in range(3):
+        rest.update(model(data.to(device)).mean(1) > 0)
+        step(data[list(range(len(rest)))].to(device))
+""",
+    )
+    done = project.predict("python", "train.py")
+    assert done.code == 0, done.stderr
+    (found,) = done.json["traced"]["assumptions"]
+    assert (found["low"], found["high"]) == (0, 4096)
+
+
 def test_a_shape_that_depends_on_what_the_model_computes_and_has_no_bound_is_one_clear_line(project: Project) -> None:
     """As a length regulator repeats the states of a text by the durations that it predicts."""
     line = "step(hidden.repeat_interleave(hidden.sum(1).abs().long(), dim=0).repeat(1, 4))"

@@ -70,8 +70,8 @@ _GIVING_PLACES = frozenset(
     )
 )
 _ADDING = frozenset(("append", "extend", "insert", "add", "update", "put", "setdefault", "appendleft", "setattr"))
-_ASKED_BY_PYTHON = frozenset(("__len__", "__iter__", "__next__", "__getitem__", "__index__"))
-"""Methods that no line of the program calls by name: a sampler's length, a place."""
+_ASKED_BY_PYTHON = frozenset(("__len__", "__iter__", "__next__", "__index__"))
+"""Methods that no line of the program calls by name, as those of a sampler."""
 _HARMLESS = frozenset(
     {
         "debug", "info", "warning", "error", "log", "log_dict", "log_metrics", "add_scalar", "add_scalars", "write",
