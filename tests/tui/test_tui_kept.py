@@ -1,4 +1,4 @@
-"""What outlives a screen: a theme that was chosen, and a text that was copied."""
+"""A chosen theme and a copied text outlive the screen."""
 
 from __future__ import annotations
 

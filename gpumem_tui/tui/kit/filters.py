@@ -1,4 +1,4 @@
-"""What the terminal gets in the place of what is drawn: ASCII, and text without colours."""
+"""Filters for terminals that cannot show all that is drawn: plain ASCII, and text without colours."""
 
 from __future__ import annotations
 

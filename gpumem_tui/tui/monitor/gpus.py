@@ -211,7 +211,7 @@ def _shares(gpu: GpuReading, ledger: Ledger[GpuProcess], parts: Parts) -> Iterat
 
 
 def _bucket_look(gpu: GpuReading, bucket: Bucket) -> Look:
-    """Return what a stretch is drawn with; the memory of a free GPU stands out."""
+    """Return what a stretch is drawn with; a free GPU has a mark of its own."""
     pattern, colour = BUCKET_LOOKS[bucket]
     return pattern, load_colour(gpu) or colour if bucket is Bucket.FREE and is_free(gpu) else colour
 

@@ -26,7 +26,7 @@ def busy_colour(gpu: GpuReading) -> str:
 
 
 def load_colour(gpu: GpuReading) -> str:
-    """Return the colour of what a GPU is loaded with most, memory or utilization; empty where neither is known."""
+    """Return the colour of what a GPU is loaded with most, memory or utilization; empty if both are unknown."""
     known = [colour for colour in (memory_colour(gpu), busy_colour(gpu)) if colour]
     return max(known, key=_COLOURS.index, default="")
 
