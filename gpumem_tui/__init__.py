@@ -6,7 +6,7 @@ TYPE_CHECKING = False  # typing's own; `import gpumem_tui` imports nothing
 if TYPE_CHECKING:
     from types import ModuleType
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 
 def attach() -> None:

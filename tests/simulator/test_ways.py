@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from gpumem_tui.simulator.device.uses import program_files
+from gpumem_tui.simulator.device import uses
+from gpumem_tui.simulator.device import ways as following
 from gpumem_tui.simulator.device.ways import NUMBER, WHOLE, Way, way
 
 
@@ -35,8 +36,10 @@ class Tensor:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(tmp_path)
     before = set(sys.modules)
-    program_files.cache_clear()
+    uses.files_by_word.cache_clear()
+    monkeypatch.setattr(uses, "is_own", lambda path: path.startswith(str(tmp_path)))  # these tests are none of it
     yield tmp_path
+    uses.files_by_word.cache_clear()
     for name in set(sys.modules) - before:
         del sys.modules[name]
 
@@ -251,3 +254,12 @@ def test_the_lines_that_work_with_it_and_whether_it_is_divided_by(folder: Path) 
     path = str(folder / "program.py")
     assert found.divides
     assert [found.reaches(path, line) for line in range(2, 6)] == [True, True, False, True]
+
+
+def test_a_way_that_leads_through_very_many_statements_may_size(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = "\n    ".join(f"n{i + 1} = n{i}" for i in range(40))
+    source = f"def run(score, x):\n    n0 = score.item()\n    {steps}\n    return n40"
+    assert not way_of(folder, source).may_size
+    monkeypatch.setattr(following, "_MOST_STEPS", 20)
+    following._way.cache_clear()
+    assert way_of(folder, source).may_size

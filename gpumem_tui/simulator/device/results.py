@@ -253,7 +253,7 @@ class Results:
         return self.assume("differing", min(1, most), most)
 
     def _repeated(self, repeats: torch.Tensor) -> int:
-        """Return how many rows there are in all where each is repeated as often as a tensor says.
+        """Return how many rows there are in all where each is repeated as often as a tensor has it.
 
         Raises:
             UnknownValue: nothing bounds its numbers, and none was given for this line.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -42,7 +43,8 @@ Function = Defined | ast.Module
 _Is = Callable[[ast.AST], bool]
 Key = tuple[int, str]
 """A variable by its function, 0 for those of modules; an attribute's name begins with a dot, a result's ends in ()."""
-_MOST_FILES = 100
+_MOST_FILES = 1_000
+_WORD = re.compile(r"[^\W\d]\w*")
 
 
 class ReadAt(NamedTuple):
@@ -223,15 +225,19 @@ def function_alone(place: ReadAt) -> SourceFile | None:
 
 
 @lru_cache(1)
-def program_files(_modules: int) -> tuple[str, ...]:
-    """Return the files of the program's own that are imported.
+def files_by_word(_modules: int) -> dict[str, list[str]]:
+    """Return the files of the program's own that are imported, by each word in their text.
 
     Args:
         _modules: how many modules there are, as more may have been imported since.
     """
     files = (getattr(module, "__file__", None) for module in tuple(sys.modules.values()))
     own = (file for file in files if isinstance(file, str) and file.endswith(".py"))
-    return tuple(file for file in own if is_own(file) and not is_installed(file))[:_MOST_FILES]
+    found: dict[str, list[str]] = {}
+    for path in dict.fromkeys(islice((file for file in own if is_own(file) and not is_installed(file)), _MOST_FILES)):
+        for word in set(_WORD.findall("".join(linecache.getlines(path)))):
+            found.setdefault(word, []).append(path)
+    return found
 
 
 @lru_cache(None)

@@ -8,7 +8,6 @@ read (`gpumem_tui/search/predicting.py`): memory that a program takes by such a 
 from __future__ import annotations
 
 import ast
-import linecache
 import sys
 from collections.abc import Iterator
 from functools import lru_cache
@@ -26,10 +25,10 @@ from gpumem_tui.simulator.device.uses import (
     Step,
     called,
     expressions,
+    files_by_word,
     function_alone,
     function_at,
     places,
-    program_files,
     sizes_in,
     source_file,
     statements_at,
@@ -41,6 +40,7 @@ NUMBER, WHOLE, TRUTH, CHOSEN = 1, 2, 4, 8
 """The kind of value that is read from a GPU: numbers, whole ones, truth values; or as many elements as these tell."""
 
 _MOST_PLACES = 12
+_MOST_STEPS = 5_000
 _READING = frozenset(("item", "tolist", "cpu", "numpy", "to", "int", "float"))
 _TO_WHOLE = frozenset(
     ("int", "round", "ceil", "floor", "trunc", "long", "astype", "rint", "int64", "int32", "digitize")
@@ -156,11 +156,15 @@ class _Following:
         return "" if isinstance(within, ast.Module) else within.name
 
     def go(self) -> None:
-        """Follow it to every end."""
-        while self._waiting:
+        """Follow it to every end, or to `_MOST_STEPS` statements: what goes as far may size something."""
+        for _ in range(_MOST_STEPS):
+            if not self._waiting:
+                return
             _, step = self._waiting.popitem()
             self._step = step
             self._follow(step)
+        self.may_size = True
+        self._waiting.clear()
 
     def _taint(self, key: Key, kind: int) -> None:
         """Note that a variable has such a value, and look at the statements that name it."""
@@ -182,12 +186,10 @@ class _Following:
         if not self._step.file.is_whole:
             yield self._step.file
             return
-        word = name.removeprefix(".")
-        for path in {self._step.file.path: None, **dict.fromkeys(program_files(len(sys.modules)))}:
-            if path not in self._files and any(word in line for line in linecache.getlines(path)):
-                found = source_file(path)
-                if found is not None:
-                    self._files[path] = found
+        others = files_by_word(len(sys.modules)).get(name.removeprefix("."), ())
+        for path in dict.fromkeys((self._step.file.path, *others)):
+            if path not in self._files and (found := source_file(path)) is not None:
+                self._files[path] = found
             if path in self._files and self._files[path].is_whole:
                 yield self._files[path]
 
