@@ -247,6 +247,7 @@ class _Simulated(_Trial):
         gc.freeze()  # what was imported stays, and need not be looked at each time that cycles are looked for
         leave_compiler_unloaded(torch)
         random.seed(0)  # traces are compared with each other
+        torch.default_generator.manual_seed(0)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(0)
         end = self.request.end if isinstance(self.request, TraceRequest) else "most"

@@ -94,7 +94,7 @@ net = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(256, 256), torch
 score = torch.nn.Linear(256, 1).cuda()
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 for _ in range(3):
-    x = torch.randn({batch}, 256).cuda()
+    x = torch.empty({batch}, 256).cuda()
     kept = x[score(x).squeeze(1) > 0.5]
     {more}
     net(kept).square().mean().backward()

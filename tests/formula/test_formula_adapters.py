@@ -105,7 +105,7 @@ def test_full_training_is_as_it_was() -> None:
     ("model", "recipe", "message"),
     [
         ("resnet-50", lora(), "--adapter: resnet-50 is no language model"),
-        ("gpt2", lora("q_proj"), "--lora-targets: gpt2 has no q_proj: all-linear, or some of qkv,proj,fc1,fc2"),
+        ("gpt2", lora("q_proj"), "--lora-targets: gpt2 has no q_proj: write all-linear, or some of qkv,proj,fc1,fc2"),
         ("gpt2", Recipe(base_quantization="nf4"), "--base-quantization: weights that are trained cannot be quantized"),
         ("gpt2", Recipe(lora_rank=16), "--lora-rank: all weights are trained, without adapters; add --adapter lora"),
         ("gpt2", Recipe(lora_targets="qkv"), "--lora-targets: all weights are trained, without adapters"),

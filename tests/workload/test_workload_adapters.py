@@ -157,5 +157,5 @@ def test_targets_of_a_hugging_face_model_go_by_the_end_of_a_name() -> None:
     assert chosen(linear, "all-linear") == linear
     assert chosen(linear, "self_attn.q_proj") == [linear[0], linear[2]]
     assert chosen(linear, "q_proj,k_proj") == [linear[0], linear[2], linear[1]]
-    with pytest.raises(WorkloadError, match="no linear layer is called proj: there are k_proj, q_proj"):
+    with pytest.raises(WorkloadError, match="no linear layer is called proj; choose among k_proj, q_proj"):
         chosen(linear, "proj")
