@@ -153,7 +153,9 @@ async def test_ctrl_c_in_a_page_copies_the_screen_and_ends_nothing(environment: 
             assert "\x1b" not in visitor.copied
             assert all(line == line.rstrip() for line in visitor.copied.split("\n"))
             await visitor.press("\x03?")
-            await visitor.see("esc closes", "copy the screen as text")
+            await visitor.see("esc closes")
+            await visitor.press("\x1b[F")
+            await visitor.see("copy the screen as text")
             await visitor.press("\x1b")
             await visitor.see_that(lambda text: "esc closes" not in text, "the end of the help")
             await visitor.press("q")

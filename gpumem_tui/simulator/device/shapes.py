@@ -323,7 +323,7 @@ def in_words(func: Any, args: tuple[Any, ...], error: Exception, line: str) -> E
             "Adagrad are followed: make it dense (of an embedding, sparse=False), or run on a real GPU"
         )
     elif func is REPEATED and isinstance(error, DynamicOutputShapeException):
-        how = "repeats rows as often as numbers say that only the GPU computes and nothing bounds"
+        how = "repeats rows by numbers that only the GPU computes and nothing bounds"
         return Untraceable(f"{func} {how}, and nothing is computed here, {gives_it(line)}")
     elif isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
         problem = (

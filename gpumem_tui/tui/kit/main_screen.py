@@ -71,8 +71,8 @@ def refusal(act: Act) -> str:
     return f"read-only: {act.value}"
 
 
-_LAST = ("question_mark", "q")
-"""Help and quit are the last keys, and shown however narrow the screen is."""
+_LAST = ("escape", "question_mark", "q")
+"""Esc, help and quit are the last keys, and shown however narrow the screen is."""
 _PALETTE = "palette"
 """The command palette's key is right where there is room for it."""
 _ROOM_BEFORE_PALETTE = 3
