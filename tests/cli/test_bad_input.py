@@ -263,5 +263,5 @@ def test_a_prediction_of_nothing_is_an_error(program: Program, tmp_path: Path, j
     path.write_text(_SHAPED_BY_VALUES)
     done = program("predict", "--workload", str(path), "--batch-size", "8", *json)
     assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("gpumem-tui: aten.repeat_interleave.Tensor repeats rows by numbers that only the GPU computes")
+    assert done.err.startswith("gpumem-tui: aten.repeat_interleave.Tensor repeats rows by numbers that only the GPU")
     assert done.err.endswith("at step.py:10 (--assume-rows step.py:10=NUMBER gives it)\n")
