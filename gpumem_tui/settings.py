@@ -142,12 +142,18 @@ _Table = type[Settings] | type[Notify]
 
 def default_path(name: str = "settings.toml") -> Path:
     """Return where a file of the user's is looked for: in the configuration folder, by the XDG rules."""
-    if os.uname().sysname == "Linux":  # as platformdirs does there, which takes long to import
-        folder = os.environ.get("XDG_CONFIG_HOME", "").strip() or os.path.expanduser("~/.config")
-        return Path(folder, "gpumem-tui", name)
-    from platformdirs import user_config_path
+    return _users_file("config", "~/.config", name)
 
-    return user_config_path("gpumem-tui") / name
+
+def _users_file(kind: Literal["config", "state"], usual: str, name: str) -> Path:
+    """Return a file in the user's folder of a kind, by the XDG rules; `usual` is it without a variable."""
+    if os.uname().sysname == "Linux":  # as platformdirs does there, which takes long to import
+        folder = os.environ.get(f"XDG_{kind.upper()}_HOME", "").strip() or os.path.expanduser(usual)
+        return Path(folder, "gpumem-tui", name)
+    import platformdirs
+
+    of_kind = platformdirs.user_config_path if kind == "config" else platformdirs.user_state_path
+    return of_kind("gpumem-tui") / name
 
 
 class _KeptTheme(Struct, frozen=True):
@@ -160,7 +166,7 @@ class _KeptTheme(Struct, frozen=True):
 def theme_of(settings: Settings) -> str:
     """Return the theme to open with: the one chosen last in the program, unless the settings were changed since."""
     try:
-        kept = msgspec.json.decode(_state_path().read_bytes(), type=_KeptTheme)
+        kept = msgspec.json.decode(_theme_path().read_bytes(), type=_KeptTheme)
     except (OSError, msgspec.MsgspecError):
         return settings.theme
     return kept.chosen if kept.settings == settings.theme else settings.theme
@@ -172,19 +178,14 @@ def keep_theme(settings: Settings, chosen: str) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    path = _state_path()
+    path = _theme_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.encode(_KeptTheme(chosen, settings.theme)))
 
 
-def _state_path() -> Path:
-    """Return where the chosen theme is kept: in the folder of state, by the XDG rules."""
-    if os.uname().sysname == "Linux":
-        folder = os.environ.get("XDG_STATE_HOME", "").strip() or os.path.expanduser("~/.local/state")
-        return Path(folder, "gpumem-tui", "theme.json")
-    from platformdirs import user_state_path
-
-    return user_state_path("gpumem-tui") / "theme.json"
+def _theme_path() -> Path:
+    """Return where the chosen theme is kept."""
+    return _users_file("state", "~/.local/state", "theme.json")
 
 
 def load(path: Path | None = None) -> Settings:
