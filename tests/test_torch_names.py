@@ -152,7 +152,7 @@ def test_every_private_name_of_torch_is_registered() -> None:
 
 
 def test_what_the_register_reads_is_still_used() -> None:
-    """An entry that nothing uses any more tells who comes next of a risk that there is not."""
+    """An entry that nothing uses any more tells who comes next of a risk that does not exist."""
     text = "\n".join(file.read_text() for file in PACKAGE.rglob("*.py"))
     unused = [
         name

@@ -35,7 +35,8 @@ _ASKS = re.compile(r"What to \w+( \w+)?\Z")
 """A heading that asks, such as "What to run"."""
 
 _BLOCKS = re.compile(
-    r"\b(?:there (?:is|are) none|stands|lies|go(?:es|ing)? on|beside|whatever|as such|as many are|all the same|says"
+    r"\b(?:there (?:is|are) none|that there (?:is|are)(?! (?:an?|no|nothing|others)\b)"
+    r"|stands|lies|go(?:es|ing)? on|beside|whatever|as such|as many are|all the same|says"
     r"|(?:is|are|was|were) (?:told|said)|who is told|(?:is|are) known"
     r"|the same(?=[.,;:)\"]|\Z| (?:for|in|of|with|at|on|to|and|or|is|are|was|by|from|where|when|without|after|if|twice"
     r"|once|here|again)\b))(?![\w=(])",
@@ -126,6 +127,8 @@ def _files() -> Iterator[Path]:
         ("the process goes on unharmed", False),
         ("a class name stands once", False),
         ("None where there is none", False),
+        ("the differences that there are", False),
+        ("a driver answers that there is no GPU", True),
         ("gdb could do the same, but not as gently", False),
         ("two GPUs of the same vendor", True),
         ("# What would make it fit?", True),

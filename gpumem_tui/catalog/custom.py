@@ -1,6 +1,6 @@
 """GPUs that the catalog lacks: those of the user's settings, and one described by its memory and architecture.
 
-Such a name (`custom-20GiB-sm_89`) states all that there is to know of the GPU, so plans, forms and lines keep no more.
+Such a name (`custom-20GiB-sm_89`) describes the GPU completely, so plans, forms and lines keep no more.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class _Commands(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's protocol
-        """Import a command; None for one that there is not."""
+        """Import a command; None for an unknown name."""
         if cmd_name not in _COMMANDS:
             return None
         module, _, attribute = _COMMANDS[cmd_name][0].partition(":")

@@ -523,7 +523,7 @@ class _Record(_Shape):
 
 
 def _only(differences: Mapping[str, Patch | None]) -> Patch | None:
-    """Return the differences that there are."""
+    """Return the differences."""
     return {name: each for name, each in differences.items() if each is not None} or None
 
 

@@ -313,7 +313,7 @@ class CommandRuns:
         every = (*(change for change in changes if change.key not in typed), *typed.values())
         asked = [spoken(change, self.config) for change in every if not self.wanted or change.key in self.wanted]
         runs = [change for change in asked if not reasons[change.key]]
-        runs.sort(key=lambda change: change.key != SHARDED or change.price.gpus > 0)  # over the GPUs that there are
+        runs.sort(key=lambda change: change.key != SHARDED or change.price.gpus > 0)  # over the available GPUs
         refused = [
             Combination((change,), self.batch_size, traced=Unknown(reasons[change.key]))
             for change in asked

@@ -55,7 +55,7 @@ class EndSearch:
     gap: int | None = None
 
     def around(self, guess: int) -> Narrowed:
-        """Narrow down as far as the runs that there are tell, and return the next ones that are wanted."""
+        """Narrow down as far as the finished runs tell, and return the next ones that are wanted."""
         values = self._values(max(self.low, min(guess, self.most)))
         for wanted in values:
             found = {value: self._take(value) for value in wanted}

@@ -404,7 +404,7 @@ class Probe:
         self._start_look(request.number, optimizer, in_backward)
 
     def _start_look(self, request: int, optimizer: torch.optim.Optimizer, in_backward: bool) -> None:
-        """Begin to record the next step, with every module that there is by now."""
+        """Begin to record the next step, with every module that exists by now."""
         from gpumem_tui.probe.look import Look  # not before it is asked for
 
         ring = self._open_ring()

@@ -289,7 +289,7 @@ class Traced:
         if not grows_bytes:
             return None
         steps = self.trace.at_none.steps + max(0, self.free_range(batch_size).low_bytes) // grows_bytes
-        shown = int(10 ** max(0, len(str(steps)) - 3))  # three digits are all that there is to know
+        shown = int(10 ** max(0, len(str(steps)) - 3))  # three digits are exact enough
         return steps // shown * shown
 
     def parts(self, batch_size: int) -> list[tuple[Bucket, str, int]]:

@@ -123,7 +123,7 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def gradients_of(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the gradients that there are. Only leaves are asked: others answer with a warning."""
+    """Return the existing gradients. Only leaves are asked: others answer with a warning."""
     return [p.grad for p in parameters if p.is_leaf and p.grad is not None]
 
 

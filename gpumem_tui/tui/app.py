@@ -151,7 +151,7 @@ class GpuMemApp(ActingApp[int]):
             yield from screen.parting_lines()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Offer to show only the screens that there are, and not from within a dialogue."""
+        """Offer to show only the available screens, and not from within a dialogue."""
         if action == "show":
             return parameters[0] in self._makers and not self.screen.is_modal
         return True

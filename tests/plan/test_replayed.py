@@ -1,4 +1,4 @@
-"""Settings of the allocator in a plan: the traces that there are tell, without a further run."""
+"""Settings of the allocator in a plan: the existing traces tell, without a further run."""
 
 from __future__ import annotations
 

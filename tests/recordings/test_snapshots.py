@@ -100,7 +100,7 @@ def _is_told(path: Path) -> bool:
 
 
 class _Growing(FollowingAllocator):
-    """Takes segments where its own rule states, below all that there are, and when it needs them."""
+    """Takes segments where its own rule states, below the others, and when it needs them."""
 
     def __init__(self, snapshot: snapshots.Snapshot) -> None:
         super().__init__(snapshot.history, AllocatorSettings())

@@ -110,7 +110,7 @@ def show(result: Any) -> Any:
 
 _Tracked = weakref.WeakValueDictionary[int, torch.Tensor]
 _tracked: _Tracked | None = None
-"""The tensors without data that there are, by their identity, from the first compiled code on."""
+"""The living tensors without data, by their identity, from the first compiled code on."""
 
 _as_fakes_now: dict[int, type[torch.Tensor]] | None = None
 """Within `all_as_fakes`, what tensors are to the program, by their identity."""

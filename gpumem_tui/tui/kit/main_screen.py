@@ -82,7 +82,7 @@ _Shown = tuple[str, str, str]
 
 
 class KeyBar(Lines):
-    """A key and what it does; a click presses it. Keys that there is no room for are in the help.
+    """A key and what it does; a click presses it. Keys without room are in the help.
 
     Attributes:
         leads: the keys that come first.

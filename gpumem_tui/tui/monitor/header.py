@@ -27,7 +27,7 @@ def header_row(state: MonitorState, width: int, clock: Callable[[float], str], n
 
 
 def lasting_last(alerts: Sequence[Alert]) -> list[Alert]:
-    """Return the alerts with the one that there is no GPU last: what just happened comes first."""
+    """Return the alerts, a missing GPU last: what just happened comes first."""
     return sorted(alerts, key=lambda alert: alert.kind is AlertKind.NO_DRIVER)
 
 
@@ -37,7 +37,7 @@ def alert_mark(alert: Alert) -> str:
 
 
 def help_alerts(alerts: Sequence[Alert]) -> Iterator[Row]:
-    """Yield the lines of the help about all alerts that there are now; none without any."""
+    """Yield the lines of the help about all current alerts; none without any."""
     from gpumem_tui.tui.kit.help import help_entries, help_heading
 
     if alerts:

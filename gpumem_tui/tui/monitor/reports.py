@@ -158,7 +158,7 @@ def ranks_rows(job: Job, gpu_name: Callable[[Placed], str], width: int) -> list[
 
 
 def _fitting(room: int) -> list[_Column]:
-    """Return the columns that there is room for."""
+    """Return the columns that fit."""
     chosen: set[str] = set()
     for column in sorted(_COLUMNS, key=lambda column: column.rank):
         if column.width > room:

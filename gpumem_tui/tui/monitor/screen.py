@@ -281,7 +281,7 @@ class MonitorScreen(ProcessActions):
         return self.may_end if action == "end" else super().has_key(action, parameters)
 
     def help_first(self) -> Iterator[Row]:
-        """Yield all alerts that there are now."""
+        """Yield all current alerts."""
         yield from super().help_first()
         yield from help_alerts(self._state.alerts)
 

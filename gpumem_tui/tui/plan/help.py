@@ -50,7 +50,7 @@ class Help:
 
     @classmethod
     def of(cls, plan: Plan, tracer: BackgroundTracer) -> Help:
-        """Work out what helps, by the traces that there are; this takes seconds where the cheapest combination does."""
+        """Work out what helps, by the traces made so far; this takes seconds where the cheapest combination does."""
         now, pending = tracer.known(plan), list[Plan]()
 
         def known(one: Plan) -> TracedAnswer | Unknown:

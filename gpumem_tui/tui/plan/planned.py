@@ -50,7 +50,7 @@ class Planned(Protocol):
 
     @property
     def panes(self) -> tuple[str, ...]:
-        """The panes that there are."""
+        """The available panes."""
 
     @property
     def busy(self) -> bool:

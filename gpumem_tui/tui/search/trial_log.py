@@ -92,7 +92,7 @@ class TrialLog(DataTable[Text]):
             self.refresh_bindings()
 
     def on_resize(self) -> None:
-        """Choose the columns that there is room for."""
+        """Choose the columns that fit."""
         if self._state is not None:
             self.show(self._state)
 
