@@ -115,6 +115,19 @@ SIZING = {
         def run(score, x):
             return x[: json.loads(json.dumps({"n": score.item()}))["n"]]
         """,
+    "the environment": """
+        import os
+        def run(score, x):
+            n = score.item()
+            os.environ["ROWS"] = f"{n}"
+            return x[: int(os.environ["ROWS"])]
+        """,
+    "the environment, by a function": """
+        import os
+        def run(score, x):
+            os.environ.update(ROWS=str(score.item()))
+            return x[: int(os.environ["ROWS"])]
+        """,
     "a library": """
         from itertools import product
         import einops

@@ -38,10 +38,11 @@ from gpumem_tui.simulator.device.streams import SimulatedEvent, SimulatedStream,
 from gpumem_tui.simulator.torch_internals import Replacements, original
 from gpumem_tui.step.phases import in_backward
 
-_CUDA_VERSION, _NCCL_VERSION = "12.8", (2, 27, 5)
-_CUDNN_VERSION = 91002
-"""The compute capabilities that the CUDA wheels of torch 2.10 were built with; answered by a build without CUDA, whose
-own answer is none."""
+_CUDA_VERSIONS = {11: "11.8", 12: "12.8", 13: "13.0"}
+"""By CUDA's major version, that of the newest wheels which PyPI has of torch; answered by a build without CUDA."""
+
+_NCCL_VERSION, _CUDNN_VERSION = (2, 27, 5), 91002
+"""Those in the wheels of torch 2.9 and 2.10; cuDNN's is answered where the profile names none."""
 
 _META = torch.device("meta")
 _CUDNN_BENCHMARK_LIMIT = 10
@@ -124,7 +125,7 @@ def _answer_for_cuda(replacements: Replacements, gpu: SimulatedGpu) -> None:
         replacements.set(cudnn, "_init", lambda: True)
     version: Any = torch.version
     if version.cuda is None:
-        replacements.set(version, "cuda", _CUDA_VERSION)
+        replacements.set(version, "cuda", _CUDA_VERSIONS.get(gpu.profile.cuda, f"{gpu.profile.cuda}.0"))
     replacements.set(torch, "Generator", CudaGenerator)
 
 

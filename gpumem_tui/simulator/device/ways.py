@@ -268,11 +268,17 @@ class _Following:
             self.state[0, f"{function.name}()"] = kind  # a library's is asked for by who called it
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, ast.Subscript) and _is_environment(target.value):
+            self._write_into_environment(value)
         pairs = [(target, value)]
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
             pairs = list(zip(target.elts, value.elts, strict=True))
         for one, given in pairs:
             self._set(one, self._kind(given))
+
+    def _write_into_environment(self, *texts: ast.expr) -> None:
+        """Take a number that is part of a text there for a size: other programs, and this one, read sizes there."""
+        self.may_size = self.may_size or any(self._kind(part) for text in texts for part in ast.walk(text))
 
     def _set(self, target: ast.expr, kind: int, *, adds: bool = False) -> None:
         """Note that what a target names has such a value; `adds`: or that it is added to what it names."""
@@ -394,6 +400,8 @@ class _Following:
 
     def _call(self, node: ast.Call) -> None:
         """Follow what a call is given."""
+        if called(node) == "putenv" or (isinstance(node.func, ast.Attribute) and _is_environment(node.func.value)):
+            self._write_into_environment(*node.args, *(each.value for each in node.keywords))
         kinds = [self._kind(one) for one in node.args]
         named = {one.arg: kind for one in node.keywords if (kind := self._kind(one.value))}
         if not any(kinds) and not named:
@@ -494,3 +502,8 @@ def _reading(one: ast.stmt, place: ReadAt, imported: frozenset[str]) -> list[ast
         return list(exact or calls)
     variables = [node for node in here if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
     return [*exact, *(node for node in variables if node.id not in imported)]
+
+
+def _is_environment(node: ast.expr) -> bool:
+    """Return whether a name is that of the process's environment: `os.environ` or `environ`."""
+    return (node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")) == "environ"
