@@ -6,18 +6,24 @@ TYPE_CHECKING = False  # typing's own; `import gpumem_tui` imports nothing
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from gpumem_tui.probe.trackers import Tracker
+
 __version__ = "1.0.0"
 
 
-def attach() -> None:
+def attach(log: Tracker | None = None) -> None:
     """Let gpumem-tui watch this training process: parameters, gradients, optimizer state, the allocator's figures.
 
     One line anywhere in the program, before or after the model is made. Never raises, has no thread, and costs nothing
     that can be measured; see `gpumem_tui.probe`.
+
+    Args:
+        log: a tracker that gets each sample too, in GiB: a `SummaryWriter`, a wandb run, the module `mlflow`, an
+            OpenTelemetry meter, or a function `(step, values)`. See ``gpumem-tui manual trackers``.
     """
     from gpumem_tui.probe.entry import attach
 
-    attach("call")
+    attach("call", log)
 
 
 def __getattr__(name: str) -> ModuleType:

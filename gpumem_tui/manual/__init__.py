@@ -13,6 +13,7 @@ TOPICS = (
     "hosts",
     "browser",
     "watch",
+    "trackers",
     "snapshots",
     "ledger",
     "accuracy",

@@ -9,6 +9,10 @@ import sys
 
 from gpumem_tui.importing import after_import
 
+TYPE_CHECKING = False  # typing's own
+if TYPE_CHECKING:
+    from gpumem_tui.probe.trackers import Tracker
+
 _attached = False
 _problem = ""
 
@@ -18,16 +22,21 @@ def is_attached() -> bool:
     return _attached
 
 
-def attach(how: str = "call") -> str:
+def attach(how: str = "call", log: Tracker | None = None) -> str:
     """Watch this process from now on, or from when it has imported torch. A second call does nothing. Never raises.
 
     Args:
         how: what viewers show as the way in: ``run``, ``attach``, ``call`` or ``callback``.
+        log: where samples are written besides, as `trackers.Tracker`. A later call adds one.
 
     Returns:
         Why this process is not watched; empty if it is, or will be.
     """
     global _attached
+    if log is not None:
+        from gpumem_tui.probe import trackers
+
+        trackers.add(log)
     if not _attached:
         _attached = True
         torch = sys.modules.get("torch")

@@ -20,7 +20,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gpumem_tui.host_memory import resident_bytes
-from gpumem_tui.probe import allocator, wire
+from gpumem_tui.probe import allocator, trackers, wire
 from gpumem_tui.probe.compiler import invisible, uncompiled
 from gpumem_tui.probe.files import WireError, read_private, write_document
 from gpumem_tui.probe.finding import Finder, Holdings, describe_models, describe_optimizers, describe_untrained
@@ -146,6 +146,7 @@ class Probe:
         self._pid, self._is_child = os.getpid(), True
         self._ring, self._last, self._control, self._answered = None, None, (0, 0), 0
         self._samples.clear()
+        trackers.forget()
         self._rising, self._kept = Rising(), ()
         self._failures = self._errors = self._dropped = 0
         self._queued_in = -1
@@ -281,6 +282,8 @@ class Probe:
                 records = self._records(started, phase)
             self._samples.extend(records)
             ring.append(records)
+            if phase:  # as the program ends, its trackers may have ended
+                trackers.write(records)
             self._watchdog.follow()
             self._failures = 0
         except OSError:
