@@ -125,7 +125,7 @@ def find_gpu(name: str) -> Gpu:
 
 def is_named(gpu: Gpu) -> bool:
     """Return whether its name is enough to find this GPU again."""
-    return gpus().get(gpu.name) == gpu or is_custom(gpu)
+    return gpus().get(gpu.name) == gpu.whole or is_custom(gpu)
 
 
 _OF_EVERY_NAME = frozenset({"nvidia", "geforce", "tesla", "amd", "instinct", "jetson", "rtx", "gtx"})

@@ -8,7 +8,7 @@ from typing import Literal
 
 from gpumem_tui.catalog.tables import changed, made, records
 from gpumem_tui.errors import OptionError
-from gpumem_tui.memory import Range
+from gpumem_tui.memory import Range, format_bytes, size_text
 
 Family = Literal["gpt2", "llama", "moe", "bert", "vit", "resnet", "mlp"]
 
@@ -127,6 +127,29 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True)
+class InferenceEngine:
+    """An inference engine in the same GPU as the step (`--beside`).
+
+    Attributes:
+        size_bytes: that it takes of the GPU.
+        share: of CUDA's total that was typed, as vLLM's `gpu_memory_utilization`; 0 for a typed size.
+    """
+
+    size_bytes: int
+    share: float = 0.0
+
+    @property
+    def words(self) -> str:
+        """How much it takes, for the title of the GPU; empty for nothing."""
+        return f" next to an inference engine of {format_bytes(self.size_bytes)}" if self.size_bytes else ""
+
+    @property
+    def typed(self) -> str:
+        """It as ``--beside`` takes it."""
+        return f"{self.share:g}" if self.share or not self.size_bytes else size_text(self.size_bytes)
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """A kind of GPU.
 
@@ -138,7 +161,7 @@ class Gpu:
     units. `also`: further names of it. `unified`: it shares the system's memory with the CPU.
     `context`: what was measured or said of one of them, which makes it no other kind of GPU; None for what we know
         about
-    its architecture.
+    its architecture. `engine`: an inference engine in it, whose memory neither total has; None for none.
     """
 
     name: str
@@ -156,6 +179,31 @@ class Gpu:
     also: tuple[str, ...] = ()
     unified: bool = False
     context: Context | None = field(default=None, compare=False)
+    engine: InferenceEngine | None = None
+
+    @property
+    def engine_bytes(self) -> int:
+        """The bytes that an inference engine takes; 0 without one."""
+        return 0 if self.engine is None else self.engine.size_bytes
+
+    @property
+    def whole(self) -> Gpu:
+        """This GPU without the inference engine."""
+        return self if self.engine is None else self._with(None, self.engine_bytes)
+
+    def beside(self, engine: InferenceEngine) -> Gpu:
+        """Return what an engine leaves of this GPU, as a GPU of its own."""
+        return self._with(engine, -engine.size_bytes)
+
+    def _with(self, engine: InferenceEngine | None, more_bytes: int) -> Gpu:
+        title = self.title.removesuffix("" if self.engine is None else self.engine.words)
+        return replace(
+            self,
+            title=title + ("" if engine is None else engine.words),
+            total_bytes=self.total_bytes + more_bytes,
+            cuda_total_bytes=self.cuda_total_bytes + more_bytes,
+            engine=engine,
+        )
 
     @property
     def runtime(self) -> str:

@@ -31,6 +31,7 @@ from gpumem_tui.options.workload import (
     with_ranks,
 )
 from gpumem_tui.plan.plan import Plan, device_option, draft_of
+from gpumem_tui.search.beside import beside
 from gpumem_tui.search.config import Device, SearchConfig, SearchTerms
 from gpumem_tui.search.frameworks import line_for_any_batch
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
@@ -49,6 +50,7 @@ class Options(SearchTerms):
         target_tokens: `target_batch` in tokens; None for none.
         context_bytes: what a process holds outside the allocator; None for the measured or catalogued value.
         calibration: a file with what was measured; None for the user's.
+        `beside`: memory of an inference engine in the GPU, as typed; None without one.
         memory_bytes, arch: of the GPU ``custom``, whose name then states both; None of any other.
     """
 
@@ -59,6 +61,7 @@ class Options(SearchTerms):
     target_tokens: int | None = None
     context_bytes: int | None = None
     calibration: str | None = None
+    beside: str | None = None
     memory_bytes: int | None = None
     arch: str | None = None
 
@@ -93,6 +96,15 @@ class Options(SearchTerms):
         except CatalogError as error:
             raise OptionError(f"--calibration: {error}") from error
         return replace(device, gpu=calibrated(replace(device.gpu, context=None), measured))
+
+    def on(self, device: Device) -> Device:
+        """Return a device with its context, less what an inference engine takes of it.
+
+        Raises:
+            OptionError: as `with_context`, or the engine takes more than there is.
+        """
+        found = self.with_context(device)
+        return found if self.beside is None else replace(found, gpu=beside(found.gpu, self.beside))
 
     def terms_of(self, workload: WorkloadSpec) -> dict[str, object]:
         """Return how the workload is to be searched, by name, with a target in tokens as the nearest in samples.
@@ -215,6 +227,7 @@ def options_of(plan: Plan, python: str | None = None) -> Options:
         headroom=plan.headroom,
         target_batch=plan.target_batch,
         context_bytes=typed,
+        beside=None if plan.gpu.engine is None else plan.gpu.engine.typed,
     )
 
 
@@ -233,7 +246,7 @@ def configure(options: Options) -> SearchConfig:
     device = choose_device(options.gpu, gpus, share=options.share)
     if workload.command is not None:
         device = with_ranks(device, workload.command.processes, gpus, share=options.share)
-    device = options.with_context(device)
+    device = options.on(device)
     limit_bytes = options.limit_bytes or share_limit_bytes(device)
     _check_limit(limit_bytes, device.gpu.total_bytes)
     terms = {**options.terms_of(workload), "limit_bytes": limit_bytes}

@@ -369,8 +369,8 @@ def with_ranks(device: Device, ranks: int, gpus: tuple[RealGpu, ...] | Unknown, 
 
 
 def share_limit_bytes(device: Device) -> int | None:
-    """Return the cap that keeps a search within what other processes leave; None if missing."""
-    if not device.others_bytes:
+    """Return the cap that keeps a search within what others leave, or will, on a real GPU; None without any."""
+    if not device.others_bytes and (device.simulated or device.gpu.engine is None):
         return None
     return max(1, device.gpu.cuda_total_bytes - _BESIDE_THE_ALLOCATOR_BYTES)
 

@@ -29,6 +29,7 @@ from gpumem_tui.formula.rows import FormulaRow, Moment
 from gpumem_tui.memory import Breakdown, Bucket, Ledger, Range, Unknown
 from gpumem_tui.plan.plan import Plan, Subject
 from gpumem_tui.run.events import Ready
+from gpumem_tui.search.beside import as_beside
 from gpumem_tui.search.prediction import Fit, KnownUnknown, Traced
 from gpumem_tui.simulator.allocator.finder import BatchFinder
 from gpumem_tui.simulator.allocator.profile import beside_allocator_bytes, profile_for
@@ -491,7 +492,7 @@ def largest_by_gpu(plan: Plan, traced: Traced | None, trace_of: TraceOf = lambda
                 reason = found.reason if isinstance(found, Unknown) else "not traced so far"
                 why[_kernels(plan, there.gpu)] = Unknown(f"attention takes another kernel on {there.gpu.sm}: {reason}")
     rows = []
-    for gpu in _by_memory():
+    for gpu in _by_memory(plan.gpu):
         there, kernels = replace(plan, gpu=gpu), _kernels(plan, gpu)
         by_trace: int | Unknown | None = why.get(kernels)
         same = is_estimate = False
@@ -506,13 +507,15 @@ def largest_by_gpu(plan: Plan, traced: Traced | None, trace_of: TraceOf = lambda
 
 def kernel_plans(plan: Plan) -> tuple[Plan, ...]:
     """Return the plan on a GPU of each class whose attention takes another kernel than the plan's own takes."""
-    firsts = {_kernels(plan, gpu): replace(plan, gpu=gpu) for gpu in reversed(_by_memory())}
+    firsts = {_kernels(plan, gpu): replace(plan, gpu=gpu) for gpu in reversed(_by_memory(plan.gpu))}
     firsts.pop(_kernels(plan, plan.gpu), None)
     return tuple(firsts.values())
 
 
-def _by_memory() -> list[Gpu]:
-    return sorted(gpus().values(), key=lambda one: (one.total_bytes, one.name))
+def _by_memory(planned: Gpu) -> list[Gpu]:
+    """Return the catalog's GPUs, each with such an inference engine in it as the planned one."""
+    listed = sorted(gpus().values(), key=lambda one: (one.total_bytes, one.name))
+    return [as_beside(gpu, planned) for gpu in listed]
 
 
 def _finder(traced: Traced) -> BatchFinder | None:

@@ -35,6 +35,7 @@ from gpumem_tui.run.children import ChildDied
 from gpumem_tui.run.control import Control, Unusable
 from gpumem_tui.run.events import PROPOSE, Ready
 from gpumem_tui.search import predicting
+from gpumem_tui.search.beside import as_beside
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.fragmentation import remedy
 from gpumem_tui.search.frameworks import line_for_any_batch
@@ -463,7 +464,7 @@ def on_every_gpu(plan: CommandPlan) -> list[tuple[CommandPlan, TracedAnswer]]:
     finders: dict[int, BatchFinder] = {}
     found = []
     for gpu in sorted(gpus().values(), key=lambda gpu: (gpu.total_bytes, gpu.title)):
-        there = replace(plan, elsewhere=gpu)
+        there = replace(plan, elsewhere=as_beside(gpu, plan.gpu))
         traced = there.there(plan.base)
         workspace = profile_for(plan.predicted.ready.torch_version, gpu).cublas_workspace_bytes
         finder = finders.setdefault(workspace, BatchFinder(traced.trace, traced.settings))

@@ -58,6 +58,7 @@ from gpumem_tui.plan.control import (
     power,
 )
 from gpumem_tui.plan.plan import MOST_GPUS, SHAPE_LIMITS, Draft, Plan, draft_of, has_field
+from gpumem_tui.search.beside import as_beside
 
 _MOST_SAMPLES = 1_000_000_000
 _MOST_RANK = 1_000_000
@@ -274,7 +275,7 @@ def _gpu_options(draft: Draft) -> tuple[Option, ...]:
 
 
 def _put_gpu(draft: Draft, name: str) -> Draft:
-    return draft if name == draft.gpu.name else replace(draft, gpu=gpus()[name])
+    return draft if name == draft.gpu.name else replace(draft, gpu=as_beside(gpus()[name], draft.gpu))
 
 
 _QUARTERS = {1: "a quarter", 2: "half", 3: "three quarters", 4: "all"}

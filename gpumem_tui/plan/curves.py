@@ -15,6 +15,7 @@ from gpumem_tui.formula.rows import ALWAYS, Moment
 from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, Bucket
 from gpumem_tui.plan.answers import LargestOnGpu, largest_batch, on_gpu, terms_of
 from gpumem_tui.plan.plan import Plan
+from gpumem_tui.search.beside import as_beside
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.allocator.timeline import Timeline, rounded
 
@@ -129,10 +130,10 @@ def batch_by_model(plan: Plan) -> Curve | None:
 
 def batch_by_gpu(plan: Plan, on_gpus: Sequence[LargestOnGpu] = ()) -> Curve:
     """Return the largest batch over the memory of the catalog's GPUs, by formula and as `on_gpus` has it by trace."""
-    by_size = {gpu.total_bytes: gpu for gpu in [*gpus().values(), plan.gpu]}
+    by_size = {gpu.total_bytes: gpu for gpu in [*(as_beside(gpu, plan.gpu) for gpu in gpus().values()), plan.gpu]}
     sized = sorted(by_size.items())
     points = tuple((total / GIB, float(largest_batch(replace(plan, gpu=gpu)))) for total, gpu in sized)
-    series = [CurveSeries("formula", points, tuple(gpu.title for _, gpu in sized))]
+    series = [CurveSeries("formula", points, tuple(gpu.whole.title for _, gpu in sized))]
     traced = {row.gpu.total_bytes / GIB: float(row.traced) for row in on_gpus if isinstance(row.traced, int)}
     if traced:
         series.append(CurveSeries("traced", tuple(sorted(traced.items()))))

@@ -41,6 +41,8 @@ def command_line(plan: Plan) -> str | Unknown:
     words += ["--batch-size", str(plan.batch_size), "--gpu", device]
     if plan.gpu.context is not None and plan.gpu.context.typed_bytes is not None:
         words += [TYPED_CONTEXT, str(plan.gpu.context.typed_bytes)]
+    if plan.gpu.engine is not None:
+        words += ["--beside", plan.gpu.engine.typed]
     if plan.headroom != DEFAULT_HEADROOM:
         words += ["--headroom", repr(plan.headroom)]
     if plan.target_batch is not None:

@@ -131,7 +131,7 @@ class _LargestOn(JsonObject, frozen=True):
         cost = cost_of(plan, row.gpu)
         return cls(
             name=row.gpu.name,
-            title=row.gpu.title,
+            title=row.gpu.whole.title,
             total_bytes=row.gpu.total_bytes,
             formula_max_batch_size=row.by_formula,
             traced_max_batch_size=known(row.traced),
@@ -468,7 +468,7 @@ class _CommandOn(JsonObject, frozen=True):
         """Return whether it fits there."""
         return cls(
             name=plan.gpu.name,
-            title=plan.gpu.title,
+            title=plan.gpu.whole.title,
             total_bytes=plan.gpu.total_bytes,
             fits=there.fit == "fits",
             fit=there.fit,

@@ -264,7 +264,7 @@ def _cheapest(plan: Plan, on_gpus: Sequence[LargestOnGpu]) -> str:
     row, cost = costs[0]
     of = "tokens" if plan.shape.seq_len else "samples"
     money = f"{span(*cost.per_million)} {cost.price.currency}"
-    return f"Cheapest GPU for it: {row.gpu.title}, {money} a million {of} ({cost.price.source})."
+    return f"Cheapest GPU for it: {row.gpu.whole.title}, {money} a million {of} ({cost.price.source})."
 
 
 # Recommendations for a command

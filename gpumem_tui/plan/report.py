@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.techniques import COST_ORDER, STAGES
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Unknown, format_bytes, format_range
 from gpumem_tui.plan.answers import (
@@ -51,8 +52,9 @@ from gpumem_tui.report.markdown import bullets, document, sentence, shell, table
 from gpumem_tui.report.objects import reason_of
 from gpumem_tui.search import report
 from gpumem_tui.search.assumed import assumed_lines, not_reached_line
+from gpumem_tui.search.beside import share_line
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.search.words import FIT_ANSWERS, PHASE_WORDS, largest_words, range_line, room_words
+from gpumem_tui.search.words import ENGINE, FIT_ANSWERS, PHASE_WORDS, largest_words, range_line, room_words
 from gpumem_tui.workload.spec import WorkloadSpec
 
 _CURVE_POINTS = 12
@@ -272,6 +274,7 @@ def _compared_ledger(now: Answer, traced: TracedAnswer | Unknown) -> str:
         ("= allocated", format_bytes(now.peak_bytes), format_bytes(known.peak_allocated_bytes if known else None), ""),
         ("reserved", unknown, format_bytes(known.peak_reserved_bytes if known else None), ""),
         ("device used", unknown, format_bytes(known.device_used_bytes if known else None), ""),
+        *_engine_row(now.plan.gpu, 2),
         (
             f"largest batch, {100 * now.plan.headroom:g} % left free",
             f"{now.max_batch_size:,}",
@@ -283,6 +286,11 @@ def _compared_ledger(now: Answer, traced: TracedAnswer | Unknown) -> str:
     return table((f"at batch {now.plan.batch_size:,}", "Formula", "Traced", most), rows)
 
 
+def _engine_row(gpu: Gpu, columns: int) -> list[tuple[str, ...]]:
+    """Return the row of an inference engine in the GPU, with its bytes in each column; none without one."""
+    return [] if gpu.engine is None else [(ENGINE, *columns * (format_bytes(gpu.engine_bytes),), "")]
+
+
 def _ledger(found: TracedAnswer) -> str:
     rows = [
         *_bucket_rows(found.breakdown, highest=found.highest),
@@ -291,6 +299,7 @@ def _ledger(found: TracedAnswer) -> str:
         (f"{found.traced.gpu.runtime} context", format_bytes(found.traced.ready.context_bytes), ""),
         ("device used", format_bytes(found.device_used_bytes), ""),
         ("– at least and at most", format_range(found.device_used_range), ""),
+        *_engine_row(found.plan.gpu, 1),
     ]
     return table(("bucket", "traced at the peak", "most in the step"), rows)
 
@@ -317,6 +326,8 @@ def _traced_verdict(now: Answer, traced: TracedAnswer) -> Iterator[str]:
     """Yield what the trace reports, and nothing that the formula states otherwise."""
     room = room_words(traced.free_range, of=f" of {format_bytes(traced.total_bytes)}")
     yield f"By trace ({traced.traced.ready.profile}) it {traced.fit}: {room}."
+    if share := share_line(traced.traced, now.plan.batch_size):
+        yield sentence(share)
     if between := range_line(traced.device_used_range, traced.unknowns):
         yield sentence(between)
     yield sentence(report.context_line(traced.traced))
@@ -339,6 +350,8 @@ def _command_verdict(plan: CommandPlan, found: TracedAnswer) -> Iterator[str]:
         yield "It catches out-of-memory errors, so on another GPU it may settle at another batch."
     if missing := not_reached_line(traced):
         yield sentence(missing)
+    if share := share_line(traced, plan.batch_size):
+        yield sentence(share)
     if between := range_line(found.device_used_range, found.unknowns):
         yield sentence(between)
     yield sentence(report.context_line(traced))
@@ -511,7 +524,7 @@ def _costs(found: Sequence[LargestOnGpu], plan: Plan) -> Iterator[str]:
 def _on_gpus(plan: CommandPlan) -> str:
     rows = [
         (
-            there.gpu.title,
+            there.gpu.whole.title,
             format_bytes(there.gpu.total_bytes),
             FIT_ANSWERS[found.fit],
             format_bytes(found.spare_bytes),

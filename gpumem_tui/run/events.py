@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args
 
-from gpumem_tui.catalog.shapes import Context, Gpu, GpuSpeed
+from gpumem_tui.catalog.shapes import Context, Gpu, GpuSpeed, InferenceEngine
 from gpumem_tui.causes import Note
 from gpumem_tui.importing import Uncollected
 from gpumem_tui.memory import Breakdown, Range
@@ -324,6 +324,7 @@ def decode_request(line: bytes) -> Request:
     gpu = values.pop("gpu")
     gpu["compute_capability"], gpu["also"] = tuple(gpu["compute_capability"]), tuple(gpu["also"])
     gpu["context"] = Context(**gpu["context"]) if gpu["context"] is not None else None
+    gpu["engine"] = InferenceEngine(**gpu["engine"]) if gpu["engine"] is not None else None
     gpu["speed"] = GpuSpeed(**gpu["speed"]) if gpu["speed"] is not None else None
     gpu["reserves"] = tuple((driver, size_bytes) for driver, size_bytes in gpu["reserves"])
     if "gpu_uuids" in values:

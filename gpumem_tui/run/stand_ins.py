@@ -128,8 +128,8 @@ def _write(file: Path, script: str) -> None:
 
 def _fields(gpu: dict[str, Any], index: int, count: int) -> dict[str, tuple[Any, str]]:
     """Return each property that can be asked for, with its unit; nothing is in use."""
-    total = gpu["total_bytes"] // _MIB
-    name, uuid = gpu["title"], f"GPU-{_UUID_OF_FIRST[:-1]}{index}"
+    total = (gpu["total_bytes"] + ((gpu.get("engine") or {}).get("size_bytes", 0))) // _MIB
+    name, uuid = gpu["title"].partition(" next to ")[0], f"GPU-{_UUID_OF_FIRST[:-1]}{index}"
     idle = {"utilization.gpu": "%", "utilization.memory": "%", "temperature.gpu": "", "power.draw": "W"}
     return {
         "timestamp": (time.strftime("%Y/%m/%d %H:%M:%S.000"), ""),

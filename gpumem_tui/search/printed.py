@@ -24,6 +24,7 @@ from gpumem_tui.report.objects import SCHEMA, JsonObject, known, reason_of
 from gpumem_tui.run.events import Outcome, RanOut, TrialDone
 from gpumem_tui.run.later import NotReached
 from gpumem_tui.search.assumed import ConvolutionPasses, RowsAssumed, convolutions
+from gpumem_tui.search.beside import largest_share
 from gpumem_tui.search.budget import Gate, GateObject
 from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.fragmentation import AllocatorObject, remedy
@@ -99,22 +100,32 @@ def workload_object(
     return made(WorkloadObject, values)
 
 
+class _Engine(JsonObject, frozen=True):
+    """An inference engine in the GPU; `share` is null for one whose size was typed."""
+
+    size_bytes: int
+    share: float | None
+
+
 class DeviceObject(JsonObject, frozen=True):
-    """Where it runs."""
+    """Where it runs. `total_bytes` includes the engine."""
 
     name: str
     total_bytes: int
     simulated: bool
     reason: str | None
+    beside: _Engine | UnsetType = UNSET
 
     @classmethod
     def of(cls, device: Device) -> DeviceObject:
         """Describe a device."""
+        whole, engine = device.gpu.whole, device.gpu.engine
         return cls(
-            name=device.gpu.title,
-            total_bytes=device.gpu.total_bytes,
+            name=whole.title,
+            total_bytes=whole.total_bytes,
             simulated=device.simulated,
             reason=device.reason or None,
+            beside=UNSET if engine is None else _Engine(size_bytes=engine.size_bytes, share=engine.share or None),
         )
 
 
@@ -354,6 +365,7 @@ class TracedObject(JsonObject, frozen=True, kw_only=True):
     allocator: AllocatorObject | UnsetType | None = UNSET
     unavailable: str | UnsetType = UNSET
     with_headroom: _Roomy | UnsetType = UNSET
+    largest_share: float | UnsetType | None = UNSET
 
     @classmethod
     def of(cls, traced: Traced | Unknown, batch_size: int, roomy: Prediction | None = None) -> TracedObject:
@@ -418,6 +430,7 @@ class TracedObject(JsonObject, frozen=True, kw_only=True):
             allocator=AllocatorObject.of(remedy(traced, batch_size)),
             unavailable=reason_of(traced.max_batch_size) or UNSET,
             with_headroom=with_headroom,
+            largest_share=UNSET if traced.gpu.engine is None else known(largest_share(traced, batch_size)),
         )
 
 

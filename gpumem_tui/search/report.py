@@ -25,6 +25,7 @@ from gpumem_tui.search.assumed import (
     scratch_lines,
     workspace_lines,
 )
+from gpumem_tui.search.beside import share_line
 from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.fragmentation import remedy
 from gpumem_tui.search.frameworks import line_for_any_batch
@@ -365,6 +366,8 @@ def prediction_lines(
     traced = prediction.traced
     if answer := answer_line(config, prediction, batch_size):
         yield answer
+    if isinstance(traced, Traced) and (share := share_line(traced, batch_size)):
+        yield share
     if isinstance(traced, Traced) and (found := remedy(traced, batch_size)) is not None:
         yield found.line
     if (steps := wanted_accumulation(config, batch_size)) is not None:

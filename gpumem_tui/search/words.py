@@ -290,6 +290,8 @@ class _Column:
 
 
 _LEDGER_ROWS = (*(bucket.title for bucket in ALLOCATED_BUCKETS), "= allocated", "reserved", "device used")
+ENGINE = ", ".join(("inference engine", "beside"))
+"""The row of an inference engine in the GPU, which the step's own memory is without."""
 
 
 def ledger_lines(config: SearchConfig, prediction: Prediction, result: TrialDone | None, batch_size: int) -> list[str]:
@@ -313,7 +315,9 @@ def ledger_lines(config: SearchConfig, prediction: Prediction, result: TrialDone
         if config.device.simulated and columns and columns[-1].cells == trial.cells:
             columns.pop()
         columns.append(trial)
-    heading = f"{f'at {config.workload.batch_words(batch_size)}':<20}" + "".join(f" {one.title:>11}" for one in columns)
+    engine_bytes = config.device.gpu.engine_bytes
+    width, at = len(ENGINE) if engine_bytes else 20, f"at {config.workload.batch_words(batch_size)}"
+    heading = f"{at:<{width}}" + "".join(f" {one.title:>11}" for one in columns)
     most = _most_words(counted, replay) if result is None else {}
     errors = _errors(config, prediction, columns) if result is not None else ()
     if errors:
@@ -323,10 +327,12 @@ def ledger_lines(config: SearchConfig, prediction: Prediction, result: TrialDone
         heading += f"   Most in {of}{'' if replay else ' (formula)'}"
     lines = [heading]
     for index, (title, *values) in enumerate(zip(_LEDGER_ROWS, *(one.cells for one in columns), strict=True)):
-        line = f"{title:<20}" + "".join(f" {format_bytes(value):>11}" for value in values)
+        line = f"{title:<{width}}" + "".join(f" {format_bytes(value):>11}" for value in values)
         line += f"{errors[index]:>16}" if errors else ""
         line += f"   {most[title]}" if title in most else ""
         lines.append(line)
+    if engine_bytes:
+        lines.append(ENGINE + f" {format_bytes(engine_bytes):>11}" * len(columns))
     return lines
 
 

@@ -210,13 +210,13 @@ class SimulatedGpu:
 
     def out_of_memory(self, error: OutOfMemory) -> torch.OutOfMemoryError:
         """Make the exception that PyTorch raises, with its message (`malloc` in CUDACachingAllocator.cpp of 2.10)."""
-        text, context_bytes = size_text, self.profile.context_bytes
+        text, context_bytes, total_bytes = size_text, self.profile.context_bytes, self.gpu.whole.cuda_total_bytes
         free_bytes = max(0, error.capacity_bytes - error.reserved_bytes)
         used_bytes = error.reserved_bytes + context_bytes
         allowed = "" if error.allowed_bytes is None else f"{text(error.allowed_bytes)} allowed; "
         message = (
             f"{self.gpu.runtime} out of memory. Tried to allocate {text(error.segment_bytes)}. GPU 0 has a total "
-            f"capacity of {text(self.gpu.cuda_total_bytes)} of which {text(free_bytes)} is free. Including non-PyTorch "
+            f"capacity of {text(total_bytes)} of which {text(free_bytes)} is free. Including non-PyTorch "
             f"memory, this process has {text(used_bytes)} memory in use. {allowed}Of the allocated memory "
             f"{text(error.allocated_bytes)} is allocated by PyTorch, and "
             f"{text(error.reserved_bytes - error.allocated_bytes)} is reserved by PyTorch but unallocated. If reserved "
@@ -287,7 +287,7 @@ class Backend:
             get_amp_supported_dtype=lambda: [torch.float16, torch.bfloat16],
             get_rng_state=lambda *_, **__: torch.zeros(16, dtype=torch.uint8),
             get_rng_state_all=lambda: [torch.zeros(16, dtype=torch.uint8) for _ in range(self.devices)],
-            get_device_name=lambda *_, **__: self._gpu.gpu.title,
+            get_device_name=lambda *_, **__: self._gpu.gpu.whole.title,
             get_device_capability=lambda *_, **__: self._gpu.gpu.compute_capability,
             get_arch_list=lambda: [self._gpu.gpu.sm],
             memory_summary=lambda *_, **__: "\n".join(
@@ -327,7 +327,7 @@ class Backend:
 
     def get_device_properties(self, *_: object, **__: object) -> SimpleNamespace:
         """Return what CUDA tells of the GPU."""
-        gpu, profile = self._gpu.gpu, self._gpu.profile
+        gpu, profile = self._gpu.gpu.whole, self._gpu.profile
         major, minor = gpu.compute_capability
         return SimpleNamespace(
             name=gpu.title,
@@ -350,8 +350,10 @@ class Backend:
 
     def mem_get_info(self, *_: object, **__: object) -> tuple[int, int]:
         """Return (free, total) bytes, as cudaMemGetInfo does."""
-        total_bytes = self._gpu.gpu.cuda_total_bytes
-        used_bytes = self._gpu.profile.context_bytes + self._gpu.allocator.stats.reserved_bytes
+        total_bytes = self._gpu.gpu.whole.cuda_total_bytes
+        used_bytes = (
+            self._gpu.gpu.engine_bytes + self._gpu.profile.context_bytes + self._gpu.allocator.stats.reserved_bytes
+        )
         return max(0, total_bytes - used_bytes), total_bytes
 
     get_memory_info = mem_get_info

@@ -106,7 +106,7 @@ def _gpu(one: LargestOnGpu, plan: Subject, columns: Sequence[str], name_width: i
         cells["free GiB"] = (about + compact_bytes(spare_bytes), "" if fits else "$text-error")
     if isinstance(plan, Plan):
         cells["cost of 1M"] = (_cost(one, plan), "")
-    name = (fit(one.gpu.title, name_width), "bold" if one.gpu == plan.gpu else "")
+    name = (fit(one.gpu.whole.title, name_width), "bold" if one.gpu == plan.gpu else "")
     figures = [(f"{text:>{_FIGURE_WIDTH}}", style) for text, style in (cells[column] for column in columns)]
     return row(mark, name, *figures, key=one.gpu.name)
 

@@ -27,6 +27,7 @@ from gpumem_tui.plan.controls import control_of
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.state import PlanState
 from gpumem_tui.report.output import so_far
+from gpumem_tui.search.beside import as_beside
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.clipboard import copy_to_clipboard
 from gpumem_tui.tui.kit.dialogs import PickScreen, TextScreen
@@ -227,7 +228,7 @@ class PlanScreen(MainScreen):
 
         def picked(name: str | None) -> None:
             if name is not None:
-                self._plan_for(by_name[name])
+                self._plan_for(as_beside(by_name[name], here))
 
         self.app.push_screen(PickScreen("GPU", options, here.name), picked)
 

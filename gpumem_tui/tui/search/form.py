@@ -43,6 +43,7 @@ from gpumem_tui.options.workload import (
     simulated_device,
     visible_gpus,
 )
+from gpumem_tui.search.beside import as_beside
 from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.choice import ChoiceField
@@ -192,7 +193,7 @@ class FormValues:
         config = replace(
             changed(self._config, asked.terms_of(workload)),
             workload=workload,
-            device=_with_context(asked, device),
+            device=_beside(_with_context(asked, device), self._given.config.device),
             python=python,
             limit_bytes=self._limit_bytes(device, values["limit_bytes"]),
         )
@@ -306,6 +307,11 @@ def _with_context(asked: Options, device: Device) -> Device:
     kept = device.gpu.context
     stays = kept is not None and kept.typed_bytes is None and asked.context_bytes is None and not asked.calibration
     return device if stays else asked.with_context(device)
+
+
+def _beside(device: Device, given: Device) -> Device:
+    """Return a device with the inference engine in it that the program was started with."""
+    return replace(device, gpu=as_beside(device.gpu, given.gpu))
 
 
 class EditScreen(ModalScreen[Edited | None]):
