@@ -5,7 +5,7 @@ Each reading is a value or an `Unknown` with its reason. Nothing here reads a dr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -124,6 +124,18 @@ class Memory:
         """Return it as it is written everywhere: 100 only where nothing is free."""
         return min(round(self.used_percent), 99) if self.free_bytes else round(self.used_percent)
 
+    @classmethod
+    def together(cls, parts: Sequence[Memory]) -> Memory:
+        """Return the sum of several; the reserve is unknown where one is."""
+        reserved = [part.reserved_bytes for part in parts]
+        unread = next((each for each in reserved if isinstance(each, Unknown)), None)
+        return cls(
+            total_bytes=sum(part.total_bytes for part in parts),
+            reserved_bytes=unread or sum(each for each in reserved if isinstance(each, int)),
+            used_bytes=sum(part.used_bytes for part in parts),
+            free_bytes=sum(part.free_bytes for part in parts),
+        )
+
 
 @dataclass(frozen=True)
 class Instance:
@@ -210,14 +222,7 @@ class GpuReading:
         parts = [each.memory for each in self.instances if not isinstance(each.memory, Unknown)]
         if not isinstance(self.memory, Unknown) or not parts or len(parts) < len(self.instances):
             return self.memory
-        reserved = [part.reserved_bytes for part in parts]
-        unread = next((each for each in reserved if isinstance(each, Unknown)), None)
-        return Memory(
-            total_bytes=sum(part.total_bytes for part in parts),
-            reserved_bytes=unread or sum(each for each in reserved if isinstance(each, int)),
-            used_bytes=sum(part.used_bytes for part in parts),
-            free_bytes=sum(part.free_bytes for part in parts),
-        )
+        return Memory.together(parts)
 
 
 @dataclass(frozen=True)

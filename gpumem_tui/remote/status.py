@@ -250,36 +250,27 @@ _LATE_S, _LATE_INTERVALS = 5.0, 3
 
 @dataclass(frozen=True)
 class MemorySum:
-    """The memory of several GPUs; `is_whole`: of all of them."""
+    """The memory of several GPUs, counted as that of one: `known` of those that report it; `is_whole`: all do."""
 
-    used_bytes: int = 0
-    total_bytes: int = 0
-    is_whole: bool = True
-
-    @property
-    def free_bytes(self) -> int:
-        """Return what is free of it."""
-        return self.total_bytes - self.used_bytes
+    known: Memory
+    is_whole: bool
 
     @classmethod
     def together(cls, several: Iterable[MemorySum]) -> MemorySum:
         """Return the sum of several sums."""
         each = list(several)
-        used_bytes, total_bytes = sum(one.used_bytes for one in each), sum(one.total_bytes for one in each)
-        return cls(used_bytes, total_bytes, all(one.is_whole for one in each))
+        return cls(Memory.together([one.known for one in each]), all(one.is_whole for one in each))
 
     @classmethod
     def of(cls, gpus: Sequence[GpuReading]) -> MemorySum:
         """Sum the memory of GPUs as far as known."""
         known = _known_memory(gpus)
-        used_bytes = sum(memory.total_bytes - memory.free_bytes for memory in known)
-        return cls(used_bytes, sum(memory.total_bytes for memory in known), len(known) == len(gpus))
+        return cls(Memory.together(known), len(known) == len(gpus))
 
 
 def _known_memory(gpus: Iterable[GpuReading]) -> list[Memory]:
     """Return the memory of the GPUs that report it."""
-    found = (gpu.memory if isinstance(gpu.memory, Memory) else gpu.visible_memory for gpu in gpus)
-    return [memory for memory in found if isinstance(memory, Memory)]
+    return [memory for memory in (gpu.visible_memory for gpu in gpus) if isinstance(memory, Memory)]
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,8 @@ from gpumem_tui.remote.status import HostPhase, HostStatus, jobs
 from gpumem_tui.settings import Settings
 from gpumem_tui.tui.app import SCREENS, GpuMemApp
 from gpumem_tui.tui.hosts.one import HostMonitor
-from gpumem_tui.tui.hosts.order import HostOrder
+from gpumem_tui.tui.hosts.order import HOST_LETTERS, PROCESS_LETTERS, HostOrder, HostsSort
 from gpumem_tui.tui.hosts.rows import (
-    HostsSort,
     HostsState,
     chosen_rows,
     hosts_header,
@@ -35,7 +35,7 @@ from gpumem_tui.tui.hosts.rows import (
 )
 from gpumem_tui.tui.hosts.screen import HostsScreen
 from gpumem_tui.tui.kit.dialogs import PagesScreen, QuestionScreen
-from gpumem_tui.tui.kit.figures import said, span_width
+from gpumem_tui.tui.kit.figures import ListRow, said, span_width
 from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.kit.main_screen import MainScreen, ScreenName
 from gpumem_tui.tui.kit.row_list import RowList
@@ -67,13 +67,13 @@ def lines(state: HostsState, width: int = 78) -> list[str]:
 
 def test_a_line_a_host_with_its_sum() -> None:
     a, b, c = lines(STATE, 98)
-    assert a.split()[:6] == ["▸", "a", "0", "of", "2", "81.2/160.0"]
+    assert a.split()[:6] == ["▸", "a", "0", "of", "2", "80.0/160.0"]
     assert "78.8" in a
-    assert b.split()[2:6] == ["0", "of", "1", "40.6/80.0"]
-    assert said(hosts_rows(STATE)(60, ""))[0].split()[:4] == ["▸", "a", "2", "81.2/160.0"]
+    assert b.split()[2:6] == ["0", "of", "1", "40.0/80.0"]
+    assert said(hosts_rows(STATE)(60, ""))[0].split()[:4] == ["▸", "a", "2", "80.0/160.0"]
     assert "silent for 20 s · again in 29s" in c
     header = "".join(text for text, _ in hosts_header(STATE, 118, []))
-    assert "3 hosts · 2 live · 1 away · 3 GPUs · 121.8/240.0 GiB used, 118.2 free" in header
+    assert "3 hosts · 2 live · 1 away · 3 GPUs · 120.0/240.0 GiB used, 118.2 free" in header
 
 
 def test_a_host_that_is_away_stays_with_its_age() -> None:
@@ -102,7 +102,7 @@ def test_a_gpu_that_does_not_say_makes_the_sum_a_lower_bound() -> None:
     report = HostReport.of(machine([gpu(0), gone]))
     state = HostsState((HostStatus(parse_host("a"), HostPhase.LIVE, report, 100.0),), 100.0, frozenset({"a"}))
     host, _, second = lines(state)
-    assert "≥10.6/80.0" in host
+    assert "≥10.0/80.0" in host
     assert "lost: GPU is lost" in second
     assert "≥" not in second
 
@@ -362,6 +362,62 @@ def test_only_mine_on_hosts_by_the_name_of_the_login(told: HostsState) -> None:
     assert "mine only" in "".join(text for text, _ in hosts_header(state, 118, []))
     bodies = [printed(status_json(only_mine(status))) for status in hosts[:2]]
     assert [[each["user"] for each in body["users"]] for body in bodies] == [["bob"], []]
+
+
+def test_load_of_hosts_has_the_colours_of_the_monitor() -> None:
+    light, moderate, heavy = (replace(live(name, gib)) for name, gib in (("a", 5), ("b", 40), ("c", 75)))
+    state = HostsState((light, moderate, heavy, away(live("d", 75), "silent")), 100.0, frozenset("c"))
+    rows = hosts_rows(state)(120, "")
+
+    def style(row: ListRow, part: str) -> str:
+        return next(style for text, style in row.spans if part in text)
+
+    colours = ["bold $load-light", "bold $load-moderate", "bold $load-heavy"]
+    assert [style(row, "/80.0") for row in rows[:3]] == colours
+    assert style(rows[3], "/80.0") == "bold $load-heavy"  # the GPU below its host
+    assert [style(row, "97%") for row in rows[:3]] == ["$load-heavy"] * 3
+    assert [style(row, "█") for row in rows[:3]] == ["$load-heavy"] * 3  # of what it is loaded with most
+    assert not any("$load" in style for _, style in rows[4].spans)
+
+
+def test_a_full_gpu_has_a_full_bar_though_the_driver_keeps_some() -> None:
+    full = replace(memory(0), used_bytes=memory(0).free_bytes, free_bytes=0)
+    status = HostStatus(parse_host("a"), HostPhase.LIVE, HostReport.of(machine([gpu(0, memory=full)])), 100.0)
+    (line,) = said(hosts_rows(HostsState((status,), 100.0))(120, ""))
+    assert "█" * 16 in line
+    assert "░" not in line
+
+
+@pytest.mark.parametrize(("letter", "order"), HOST_LETTERS.items())
+async def test_o_then_a_letter_sorts_hosts(fleet: Fleet, letter: str, order: HostOrder) -> None:
+    async with app(fleet).run_test(size=(120, 40)) as pilot:
+        await answered(pilot)
+        screen = screen_of(pilot)
+        reverse = screen.state.order is order
+        for expected in (reverse, not reverse):
+            await pilot.press("o", letter)
+            await until(pilot, partial(_is_sorted, screen, order, expected))
+
+
+def _is_sorted(screen: HostsScreen, order: HostOrder, reverse: bool) -> bool:
+    return screen.is_current and (screen.state.order, screen.state.order_reverse) == (order, reverse)
+
+
+@pytest.mark.parametrize(("letter", "order"), PROCESS_LETTERS.items())
+async def test_o_then_a_letter_sorts_the_processes_that_have_the_cursor(
+    fleet: Fleet, letter: str, order: HostsSort
+) -> None:
+    async with app(fleet).run_test(size=(120, 40)) as pilot:
+        await answered(pilot)
+        screen = screen_of(pilot)
+        await pilot.press("tab", "o", letter)
+        await until(pilot, lambda: screen.is_current and screen.state.sort is order)
+        assert screen.state.order is HostOrder.NAMED
+
+
+def test_each_column_of_hosts_has_a_letter() -> None:
+    assert set(HOST_LETTERS.values()) == set(HostOrder)
+    assert set(PROCESS_LETTERS.values()) == set(HostsSort)
 
 
 async def test_sorting_is_of_the_list_with_the_cursor(fleet: Fleet) -> None:

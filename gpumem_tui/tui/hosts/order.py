@@ -33,6 +33,30 @@ class HostOrder(Enum):
         return self in (HostOrder.FREE, HostOrder.USE)
 
 
+class HostsSort(Enum):
+    """The orders in which processes can be sorted, as the key goes through them. The value is the column's heading."""
+
+    MEMORY = "GPU MEM"
+    HOST = "HOST"
+    RANK = "RANK"
+    SM = "SM%"
+    USER = "USER"
+
+    @property
+    def descends(self) -> bool:
+        """The largest first, unless it is reversed."""
+        return self in (HostsSort.MEMORY, HostsSort.SM)
+
+
+HOST_LETTERS = {
+    "h": HostOrder.NAMED, "f": HostOrder.FREE, "s": HostOrder.USE, "a": HostOrder.ALERT, "u": HostOrder.USER,
+    "m": HostOrder.MODEL,
+}  # fmt: skip
+PROCESS_LETTERS = {
+    "g": HostsSort.MEMORY, "h": HostsSort.HOST, "r": HostsSort.RANK, "s": HostsSort.SM, "u": HostsSort.USER,
+}  # fmt: skip
+"""The column that a letter chooses after `o`, as on the Monitor where that has the column."""
+
 _SEVERITY = {Severity.CRITICAL: 0, Severity.WARNING: 2, Severity.NOTE: 3}
 _AWAY, _WELL = 1, 4
 
@@ -46,7 +70,9 @@ def _matter(status: HostStatus) -> int:
 
 
 _VALUES: Mapping[HostOrder, Callable[[HostStatus], float | str | tuple[object, ...] | None]] = {
-    HostOrder.FREE: lambda each: (each.free_gpus, each.memory.free_bytes) if each.memory.total_bytes else None,
+    HostOrder.FREE: lambda each: (
+        (each.free_gpus, each.memory.known.free_bytes) if each.memory.known.total_bytes else None
+    ),
     HostOrder.USE: lambda each: each.busy_percent,
     HostOrder.ALERT: _matter,
     HostOrder.USER: lambda each: each.users or None,

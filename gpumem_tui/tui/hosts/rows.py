@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import cached_property
 from operator import attrgetter
 from typing import overload
@@ -26,21 +25,12 @@ from gpumem_tui.remote.status import (
     mean_utilization,
     user_on,
 )
-from gpumem_tui.tui.hosts.order import Filter, HostOrder, ordered
+from gpumem_tui.tui.hosts.order import Filter, HostOrder, HostsSort, ordered
 from gpumem_tui.tui.kit.figures import ABSENT, MUTED, LazyRows, ListRow, Row, Span, age, fit, header_line
 from gpumem_tui.tui.monitor.gpus import known
+from gpumem_tui.tui.monitor.load import busy_load, heavier, memory_load
 from gpumem_tui.tui.monitor.processes import TableColumn
 from gpumem_tui.tui.monitor.state import TableState
-
-
-class HostsSort(Enum):
-    """The orders in which processes can be sorted, as the key goes through them. The value is the column's heading."""
-
-    MEMORY = "GPU MEM"
-    HOST = "HOST"
-    RANK = "RANK"
-    SM = "SM%"
-    USER = "USER"
 
 
 @dataclass(frozen=True)
@@ -97,8 +87,7 @@ def listed_processes(state: HostsState) -> list[RemoteProcess]:
     value = _VALUES.get(state.sort, place)
     pairs = [(value(each), each) for each in listed]
     known = [(value, each) for value, each in pairs if value is not None]
-    descends = state.sort in (HostsSort.MEMORY, HostsSort.SM)
-    known.sort(key=lambda pair: pair[0], reverse=descends != state.reverse)
+    known.sort(key=lambda pair: pair[0], reverse=state.sort.descends != state.reverse)
     unknown = [each for value, each in pairs if value is None] if len(known) < len(pairs) else []
     return [each for _, each in known] + unknown
 
@@ -117,6 +106,8 @@ _VALUES: Mapping[HostsSort, Callable[[RemoteProcess], float | str | tuple[object
 """Sort key of each column, but for the host's place; None where it is unknown."""
 
 
+_FREE = "bold $load-light"
+"""What has a free GPU stands out."""
 _STALE_S = 5.0
 """A live host whose last reading is older than this shows its age."""
 _BAR = 16
@@ -134,15 +125,16 @@ _MORE, _MORE_FROM = 20, 80
 
 def _held(memory: MemorySum) -> str:
     """Return used of total, in GiB."""
-    if not memory.total_bytes:
+    known = memory.known
+    if not known.total_bytes:
         return ABSENT
-    return f"{'' if memory.is_whole else '≥'}{memory.used_bytes / GIB:.1f}/{memory.total_bytes / GIB:.1f}"
+    return f"{'' if memory.is_whole else '≥'}{known.used_bytes / GIB:.1f}/{known.total_bytes / GIB:.1f}"
 
 
 def _free(memory: MemorySum) -> str:
-    if not memory.total_bytes:
+    if not memory.known.total_bytes:
         return ABSENT
-    return f"{'' if memory.is_whole else '≥'}{memory.free_bytes / GIB:.1f}"
+    return f"{'' if memory.is_whole else '≥'}{memory.known.free_bytes / GIB:.1f}"
 
 
 def hosts_header(state: HostsState, width: int, right: Row) -> Row:
@@ -234,7 +226,7 @@ def _host_row(state: HostsState, status: HostStatus, width: int, *, is_open: boo
         spans += [(f" {count:>4}", style)]
     else:
         counted = f"{status.free_gpus} of {count}" if count else ABSENT
-        spans += [(f" {counted:>10}", "bold $success" if is_live and status.free_gpus else style)]
+        spans += [(f" {counted:>10}", _FREE if is_live and status.free_gpus else style)]
     spans += numbers
     spans += [(f" {seen:>5}  ", "bold $warning" if seen and seen_s is not None else MUTED)]
     told = {HostOrder.MODEL: status.models, HostOrder.USER: " ".join(status.users)} if status.gpus else {}
@@ -245,15 +237,16 @@ def _host_row(state: HostsState, status: HostStatus, width: int, *, is_open: boo
 
 
 def _numbers(memory: MemorySum, busy_percent: float | None, width: int, *, is_live: bool) -> list[Span]:
-    """Memory as a bar and as figures, and how busy the GPUs are on average."""
+    """Memory as a bar and as figures, and how busy the GPUs are on average, each in the colour of its load."""
+    of_memory = memory_load(memory.known) if is_live and memory.known.total_bytes else ""
+    of_work = busy_load(busy_percent) if is_live and busy_percent is not None else ""
     spans: list[Span] = []
     if width >= _BAR_FROM:
-        filled = round(_BAR * memory.used_bytes / memory.total_bytes) if memory.total_bytes else 0
-        filled = min(_BAR, max(0, filled))
-        spans += [(" ", ""), ("█" * filled, "$primary" if is_live else MUTED), ("░" * (_BAR - filled), MUTED)]
+        filled = min(_BAR, max(0, round(_BAR * memory.known.used_percent / 100)))
+        spans += [(" ", ""), ("█" * filled, heavier(of_memory, of_work) or MUTED), ("░" * (_BAR - filled), MUTED)]
     util = ABSENT if busy_percent is None else f"{busy_percent:.0f}%"
-    spans.append((f" {_held(memory):>15} {_free(memory):>8} {util:>5}", "" if is_live else MUTED))
-    return spans
+    spans += [(f" {_held(memory):>15}", f"bold {of_memory}" if of_memory else MUTED)]
+    return [*spans, (f" {_free(memory):>8}", "" if is_live else MUTED), (f" {util:>5}", of_work or MUTED)]
 
 
 def host_state(state: HostsState, status: HostStatus) -> Span:
@@ -280,7 +273,7 @@ def _gpu_row(state: HostsState, gpu: GpuReading, width: int, *, is_live: bool) -
     memory, busy = MemorySum.of((gpu,)), mean_utilization((gpu,))
     spans: list[Span] = [("  ", ""), (f"  {name}", MUTED)]
     if width >= _COUNTED_FROM:
-        spans += [(f"{'free' if is_live and is_free(gpu) else '':>6}", "bold $success")]
+        spans += [(f"{'free' if is_live and is_free(gpu) else '':>6}", _FREE)]
     spans += _numbers(memory, busy, width, is_live=is_live)
     heat = "" if isinstance(gpu.telemetry.temperature_c, Unknown) else f"{gpu.telemetry.temperature_c} °C"
     power = "" if isinstance(gpu.telemetry.power_w, Unknown) else f"{gpu.telemetry.power_w:.0f} W"

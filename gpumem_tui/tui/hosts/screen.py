@@ -23,7 +23,7 @@ from gpumem_tui.remote.connection import Connection, Fleet
 from gpumem_tui.remote.status import HostPhase, HostStatus, RemoteProcess, alerts_of
 from gpumem_tui.settings import Settings
 from gpumem_tui.tui.hosts.one import HostMonitor, end_there
-from gpumem_tui.tui.hosts.order import HostOrder
+from gpumem_tui.tui.hosts.order import HOST_LETTERS, PROCESS_LETTERS, HostOrder
 from gpumem_tui.tui.hosts.rows import (
     HostsState,
     chosen_rows,
@@ -40,6 +40,7 @@ from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.kit.main_screen import Act, permitted, refused
 from gpumem_tui.tui.kit.row_list import RowList
 from gpumem_tui.tui.monitor.process_actions import END_BINDINGS
+from gpumem_tui.tui.monitor.state import sorted_on
 from gpumem_tui.tui.monitor.table_screen import UNFILTER, Ending, TableScreen
 from gpumem_tui.tui.replay.keys import REPLAY_BINDINGS
 
@@ -83,7 +84,8 @@ class HostsScreen(TableScreen[HostsState]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("x", "expand", "GPUs", tooltip=_EXPAND),
         Binding("f", "only", "this host", tooltip="Only the processes of this host, or of all"),
-        Binding("s", "sort(1)", "sort", tooltip=_SORT),
+        Binding("o", "order", "sort", tooltip="Then a letter: the column to sort the list with the cursor by"),
+        Binding("s", "sort(1)", show=False, tooltip=_SORT),
         Binding("slash", "filter", "filter", key_display="/", tooltip=_FILTER),
         Binding("c", "connect", "connect now", tooltip="Try the hosts that are away at once"),
         *END_BINDINGS,
@@ -280,6 +282,29 @@ class HostsScreen(TableScreen[HostsState]):
         orders = list(HostOrder)
         order = orders[(orders.index(self._state.order) + step) % len(orders)]
         self._enter(replace(self._state, order=order, order_reverse=False))
+
+    def action_order(self) -> None:
+        """Ask for a letter: the column to sort the list that has the cursor by; once more reverses it."""
+        from gpumem_tui.tui.monitor.ordering import OrderScreen, column_choices
+
+        state, of_processes = self._state, self._processes.has_focus
+
+        def chosen(letter: str | None) -> None:
+            if letter is None:
+                return
+            if of_processes:
+                self._enter(sorted_on(self._state, PROCESS_LETTERS[letter]))
+                return
+            order = HOST_LETTERS[letter]
+            again = order is self._state.order and not self._state.order_reverse
+            self._enter(replace(self._state, order=order, order_reverse=again))
+
+        offered = (
+            column_choices(PROCESS_LETTERS, state.sort, reverse=state.reverse)
+            if of_processes
+            else column_choices(HOST_LETTERS, state.order, reverse=state.order_reverse)
+        )
+        self.app.push_screen(OrderScreen(list(offered)), chosen)
 
     def action_reverse(self) -> None:
         """Sort the list that has the cursor the other way round."""

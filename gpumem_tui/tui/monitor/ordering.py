@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Protocol
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -33,11 +33,28 @@ Choice = tuple[str, str, str]
 """A letter, what it does, and a mark of what is so now."""
 
 
+class Column(Protocol):
+    """What can be sorted by."""
+
+    @property
+    def value(self) -> Any:
+        """Return its heading."""
+
+    @property
+    def descends(self) -> bool:
+        """Return whether the largest comes first."""
+
+
+def column_choices(letters: Mapping[str, Column], now: Column, *, reverse: bool) -> Iterator[Choice]:
+    """Yield the columns by letter, the one that is sorted by now with a mark."""
+    mark = "▾" if now.descends != reverse else "▴"
+    for letter, column in letters.items():
+        yield letter, column.value, f"{mark} again: the other way round" if column is now else ""
+
+
 def choices(state: MonitorState, entry: Entry | None) -> Iterator[Choice]:
     """Yield what the letters do."""
-    mark = "▾" if state.sort.descends != state.reverse else "▴"
-    for letter, column in LETTERS.items():
-        yield letter, column.value, f"{mark} again: the other way round" if column is state.sort else ""
+    yield from column_choices(LETTERS, state.sort, reverse=state.reverse)
     if len(state.gpus) > 1:
         yield FREE_FIRST, "GPUs by number" if state.free_first else "free GPUs first", ""
     reason = why_no_plan(entry)

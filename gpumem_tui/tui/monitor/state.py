@@ -188,7 +188,7 @@ def sorted_by(state: Sorted, step: int) -> Sorted:
     return replace(state, sort=orders[(orders.index(state.sort) + step) % len(orders)], reverse=False)
 
 
-def sorted_on(state: MonitorState, order: SortBy) -> MonitorState:
+def sorted_on(state: Sorted, order: Enum) -> Sorted:
     """Sort by a column; once more reverses the order."""
     return replace(state, sort=order, reverse=not state.reverse if order is state.sort else False)
 
