@@ -35,7 +35,7 @@ from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.clipboard import is_in_tmux, to_tmux
 from gpumem_tui.tui.kit.filters import AsciiFilter, PlainFilter
 from gpumem_tui.tui.kit.first_picture import leave_signals
-from gpumem_tui.tui.kit.glyphs import PALETTE, THEME, THEMES
+from gpumem_tui.tui.kit.glyphs import LIGHT_PALETTE, PALETTE, THEME, THEMES
 from gpumem_tui.tui.kit.main_screen import FRAME_CSS, Act, ActingApp, MainScreen, ScreenName, permitted, refused
 from gpumem_tui.tui.kit.textual_internals import TerminalDriver, screen_text
 
@@ -245,7 +245,7 @@ class GpuMemApp(ActingApp[int]):
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """Return what memory is drawn with, for themes that do not say."""
-        return PALETTE
+        return PALETTE if self.current_theme.dark else LIGHT_PALETTE
 
     def action_command_palette(self) -> None:
         """Open the palette, unless there are but a few lines: there Textual 8's list of commands fails on its keys."""

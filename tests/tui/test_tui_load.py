@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from textual.color import Color
 
 from gpumem_tui.memory import GIB, MIB, Unknown
 from gpumem_tui.monitor.devices import is_free
 from gpumem_tui.monitor.snapshot import GpuReading
+from gpumem_tui.tui.app import GpuMemApp
+from gpumem_tui.tui.kit.glyphs import THEMES
 from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.kit.shares import bar
 from gpumem_tui.tui.monitor.gpus import GpuPanel, shares, used_span, utilization_span
@@ -18,7 +21,7 @@ from tests.scenes import monitor as scene
 from tests.scenes.pictures import until
 from tests.scenes.reading import text_of
 
-_LIGHT, _MODERATE, _HEAVY = "$load-light", "$load-moderate", "$load-heavy"
+_EVERY = _LIGHT, _MODERATE, _HEAVY = "$load-light", "$load-moderate", "$load-heavy"
 
 
 def _used(gib: float, busy: int = 0) -> GpuReading:
@@ -106,3 +109,36 @@ async def test_o_on_a_process_that_has_no_plan_says_why() -> None:
         await pilot.press("o")
         await until(pilot, lambda: any("no plan" in each.message for each in app._notifications))
         assert app.screen is scene.screen_of(app)
+
+
+def _contrast(one: Color, other: Color) -> float:
+    """The ratio of WCAG 2.2 ("contrast ratio", "relative luminance"), 1 to 21."""
+
+    def luminance(colour: Color) -> float:
+        parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colour.normalized]
+        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+    lighter, darker = sorted((luminance(one), luminance(other)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+_APP = GpuMemApp({}, "monitor")
+_TERMINALS = {True: Color.parse("black"), False: Color.parse("white")}
+"""What a theme that leaves the background to the terminal is made for, by whether it is dark."""
+
+
+@pytest.mark.parametrize("name", sorted(_APP.available_themes))
+def test_load_is_seen_on_the_background_of_each_theme(name: str) -> None:
+    """3:1 at least, as WCAG 2.2 wants it of large text and of figures (1.4.3, 1.4.11)."""
+    _APP.theme = name
+    colours = _APP.get_css_variables()
+    own = ["block-cursor-background"] if name in {theme.name for theme in THEMES} else []
+    for place in ("background", "surface", *own):
+        text = colours[place]
+        ground = _TERMINALS[_APP.current_theme.dark] if text.startswith("ansi") else Color.parse(text)
+        found = {load: _contrast(Color.parse(colours[load.removeprefix("$")]), ground) for load in _EVERY}
+        assert min(found.values()) >= 3, (place, text, found)
+
+
+def test_black_on_white_is_the_largest_contrast() -> None:
+    assert _contrast(Color.parse("black"), Color.parse("white")) == pytest.approx(21)

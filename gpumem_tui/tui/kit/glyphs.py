@@ -50,7 +50,8 @@ BAR_ORDER = (*ALLOCATED_BUCKETS, Bucket.CACHE, Bucket.CONTEXT, Bucket.DRIVER_RES
 
 _THEMES = tomllib.loads(Path(__file__).with_name("themes.toml").read_text(encoding="utf-8"))
 PALETTE: dict[str, str] = _THEMES.pop("palette")
-"""Colours of memory, where a theme has none."""
+LIGHT_PALETTE: dict[str, str] = _THEMES.pop("palette-light")
+"""Colours of memory and of load where a theme has none, on dark and on light backgrounds."""
 THEMES = tuple(Theme(name=name, **colours) for name, colours in _THEMES.items())
 THEME = THEMES[0]
 """The one to open with, unless the settings say another."""
