@@ -325,7 +325,12 @@ class GpuMemApp(ActingApp[int]):
             gc.enable()
 
     def pop_screen(self) -> AwaitComplete:
-        """Close a dialogue, and collect it soon: it is a mebibyte in circles, which else stays for an hour."""
+        """Close a dialogue, and collect it soon: it is a mebibyte in circles, which else stays for an hour.
+
+        Where none is open nothing is closed: enter typed twice in the command palette closes that twice.
+        """
+        if len(self.screen_stack) <= 1:
+            return AwaitComplete()
         if self._collecting is None:
             self._collecting = self.set_timer(_GARBAGE_S, self._collect_dialogues)
         return super().pop_screen()

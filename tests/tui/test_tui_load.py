@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from textual.color import Color
+from textual.events import Key
 
 from gpumem_tui.memory import GIB, MIB, Unknown
 from gpumem_tui.monitor.devices import is_free
@@ -92,6 +93,40 @@ async def test_o_then_a_letter_sorts_by_a_column(letter: str, column: SortBy) ->
         assert (screen.state.sort, screen.state.reverse) == (column, reverse)
         await pilot.press("o", letter)
         assert (screen.state.sort, screen.state.reverse) == (column, not reverse)
+
+
+async def test_a_letter_typed_twice_at_once_closes_the_list_once() -> None:
+    app = scene.app(scene.machine(2))
+    screen = scene.screen_of(app)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("o")
+        opened = app.screen
+        for _ in range(2):  # both before the first is answered, as a held key sends them
+            opened._forward_event(Key("u", "u"))
+        await until(pilot, lambda: app.screen is screen)
+        await pilot.pause()
+        assert (screen.state.sort, screen.state.reverse) == (SortBy.USER, False)
+
+
+async def test_the_command_palette_may_be_closed_twice() -> None:
+    app = scene.app(scene.machine(2))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("ctrl+p")
+        palette = app.screen
+        palette.dismiss()
+        palette.dismiss()
+        await until(pilot, lambda: app.screen is scene.screen_of(app))
+
+
+async def test_a_dialogue_that_ends_takes_along_what_is_open_over_it() -> None:
+    app = scene.app(scene.machine(2))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("o")
+        order = app.screen
+        await pilot.press("ctrl+p")
+        await until(pilot, lambda: app.screen is not order)
+        order.dismiss(None)
+        await until(pilot, lambda: app.screen is scene.screen_of(app))
 
 
 def test_each_column_has_a_letter() -> None:

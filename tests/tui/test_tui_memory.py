@@ -23,6 +23,7 @@ from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.kit.dialogs import (
     DetailsScreen,
     Dialog,
+    Modal,
     PagesScreen,
     PickScreen,
     QuestionScreen,
@@ -100,7 +101,7 @@ _DIALOGUES: dict[type[Screen[Any]], Callable[[MainScreen], Screen[Any]]] = {
 def test_every_dialogue_is_tried() -> None:
     ours()  # imports them all
     found = {each for each in below(ModalScreen) if each.__module__.startswith("gpumem_tui.")}
-    assert found - {Dialog, ScrolledDialog} <= set(_DIALOGUES)
+    assert found - {Dialog, Modal, ScrolledDialog} <= set(_DIALOGUES)
 
 
 def _program() -> GpuMemApp:

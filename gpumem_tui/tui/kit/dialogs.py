@@ -10,6 +10,7 @@ from typing import ClassVar, TypeVar
 
 from textual import on
 from textual.app import ComposeResult
+from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
@@ -28,7 +29,18 @@ _TICK_S = 1.0
 _PAGE_GAP = "   "
 
 
-class Dialog(ModalScreen[Answer]):
+class Modal(ModalScreen[Answer]):
+    """Takes all keys until it is closed."""
+
+    def dismiss(self, result: Answer | None = None) -> AwaitComplete:
+        """Close it, and what is open over it. Once: keys typed before it has closed come here too."""
+        if self not in self.app.screen_stack:
+            return AwaitComplete()
+        self.pop_until_active()
+        return super().dismiss(result)
+
+
+class Dialog(Modal[Answer]):
     """A box in the middle of the screen below it."""
 
     CSS_PATH = Path(__file__).with_name("dialogs.tcss")

@@ -8,10 +8,10 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.events import Click, Key
-from textual.screen import ModalScreen
 from textual.widget import Widget
 from textual.widgets import Static
 
+from gpumem_tui.tui.kit.dialogs import Modal
 from gpumem_tui.tui.kit.main_screen import MainScreen
 
 LETTERS = "asdfghjklqwertyuiop"
@@ -25,7 +25,7 @@ def panes_of(screen: MainScreen) -> list[Widget]:
     return sorted(seen, key=lambda widget: (widget.region.y, widget.region.x))[: len(LETTERS)]
 
 
-class JumpScreen(ModalScreen[Widget | None]):
+class JumpScreen(Modal[Widget | None]):
     """Letters over a screen's panes; the result is the pane whose letter was pressed, None for none.
 
     Args:

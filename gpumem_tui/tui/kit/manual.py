@@ -9,13 +9,12 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.events import Resize
 from textual.filter import LineFilter
-from textual.screen import ModalScreen
 from textual.widgets import MarkdownViewer, OptionList
 from textual.widgets.option_list import Option
 
 from gpumem_tui.ascii import is_ascii_only
 from gpumem_tui.manual import TOPICS, text, titles
-from gpumem_tui.tui.kit.dialogs import TextScreen
+from gpumem_tui.tui.kit.dialogs import Modal, TextScreen
 from gpumem_tui.tui.kit.filters import AsciiFilter
 from gpumem_tui.tui.kit.glyphs import THEME, THEMES
 from gpumem_tui.tui.kit.help import help_entries
@@ -25,7 +24,7 @@ _CONTENTS_FROM = 100
 """Columns from which the table of contents is next to the text without being asked for."""
 
 
-class ManualScreen(ModalScreen[None]):
+class ManualScreen(Modal[None]):
     """A topic of the manual, or the list of topics to pick from.
 
     Args:

@@ -17,7 +17,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Label, Static
 
 from gpumem_tui.catalog.custom import CUSTOM, custom_name, is_custom
@@ -47,6 +46,7 @@ from gpumem_tui.search.beside import as_beside
 from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.choice import ChoiceField
+from gpumem_tui.tui.kit.dialogs import Modal
 from gpumem_tui.tui.search.panels import workload_summary
 from gpumem_tui.workload.command import BATCH, Command, Proposal
 
@@ -314,7 +314,7 @@ def _beside(device: Device, given: Device) -> Device:
     return replace(device, gpu=as_beside(device.gpu, given.gpu))
 
 
-class EditScreen(ModalScreen[Edited | None]):
+class EditScreen(Modal[Edited | None]):
     """Checks every change at once; an error is next to its control, and the preview keeps the last good values.
 
     Args:
