@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import locale
 import os
+import sys
 import unicodedata
 from collections.abc import Mapping
 from functools import cache, lru_cache
+from io import TextIOWrapper
 from pathlib import Path
 
 _SIGNS = {
@@ -20,6 +23,8 @@ _SIGNS = {
     "°": " ", "“": '"', "”": '"', "‘": "'", "’": "'", "√": "/", "Σ": "S", "╸": "-", "╺": "-",
 }  # fmt: skip
 
+_IN_ASCII = "gpumem_tui_ascii"
+"""The name of our ASCII, and of our way to write what an encoding lacks."""
 _CHARACTERS = ("LC_ALL", "LC_CTYPE", "LANG")
 """Which variable names the locale of characters: the first that is not empty (POSIX.1-2017, base definitions, 8.2)."""
 _COERCED = ("C.UTF-8", "C.utf8", "UTF-8")
@@ -42,13 +47,54 @@ def wants_ascii(environ: Mapping[str, str]) -> bool:
 
 @cache
 def is_ascii_only() -> bool:
-    """Return `wants_ascii` of the environment in which this process was started."""
-    return wants_ascii(_without_coercion(os.environ, _at_start()))
+    """Return `wants_ascii` of the environment in which this process was started, or what the user's settings have."""
+    if wants_ascii(_without_coercion(os.environ, _at_start())):
+        return True
+    return not os.environ.get("GPUMEM_TUI_ASCII") and _is_set()
 
 
-def as_drawn(text: str) -> str:
-    """Return the text as this process's terminal can show it."""
-    return to_ascii(text) if is_ascii_only() else text
+def _is_set() -> bool:
+    """Return whether the user's settings ask for it; a faulty file asks for nothing: who needs it names its faults."""
+    from gpumem_tui.settings import SettingsError, load
+
+    try:
+        return load().ascii
+    except SettingsError:
+        return False
+
+
+def fit_streams(*, ascii_only: bool) -> None:
+    """Have stdout and stderr write characters of ours that they cannot in ASCII, and all of them with `ascii_only`."""
+    codecs.register_error(_IN_ASCII, _replaced)
+    codecs.register(_found)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # None where whoever started the program closed it
+            stream.reconfigure(encoding=_IN_ASCII if ascii_only else None, errors=_IN_ASCII)
+
+
+def _found(name: str) -> codecs.CodecInfo | None:
+    """Return Python's ASCII under our name: click writes UTF-8 to a stream whose encoding is called ASCII."""
+    if name != _IN_ASCII:
+        return None
+    plain = codecs.lookup("ascii")
+    return codecs.CodecInfo(
+        name=_IN_ASCII,
+        encode=plain.encode,
+        decode=plain.decode,
+        incrementalencoder=plain.incrementalencoder,
+        incrementaldecoder=plain.incrementaldecoder,
+        streamreader=plain.streamreader,
+        streamwriter=plain.streamwriter,
+    )
+
+
+def _replaced(error: UnicodeError) -> tuple[str, int]:
+    """Return what to write, and where to go on (Python's `codecs.register_error`)."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    if error.object[error.start - 1 : error.start + 2] == " °C":
+        return "C ", error.start + 2
+    return to_ascii(error.object[error.start : error.end]), error.end
 
 
 @lru_cache(4096)

@@ -6,8 +6,9 @@ import os
 import sys
 
 from gpumem_tui import __version__
+from gpumem_tui.ascii import fit_streams, is_ascii_only
 from gpumem_tui.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, OptionError
-from gpumem_tui.report.output import complain, is_terminal, printed_whole, replace_unencodable
+from gpumem_tui.report.output import complain, is_terminal, printed_whole
 
 _COMPLETION = "_GPUMEM_TUI_COMPLETE"
 """With this a shell asks click for what could be typed next (click's documentation, "Shell Completion")."""
@@ -24,7 +25,7 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         print(f"gpumem-tui, version {__version__}")
         return
-    replace_unencodable()
+    fit_streams(ascii_only=is_ascii_only())
     try:
         code = _run_command() if sys.argv[1:] or _COMPLETION in os.environ else _open()
     except OptionError as error:

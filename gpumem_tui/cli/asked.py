@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpumem_tui.ascii import fit_streams
+
 if TYPE_CHECKING:
     from gpumem_tui.settings import Settings
 
@@ -78,4 +80,6 @@ def settings_of(asked: Any, *more: str) -> Settings:
     from gpumem_tui.settings import load
 
     settings, names = load(asked.settings_path), ("interval_s", "mine", "bell", "read_only", *more)
+    if settings.ascii and asked.settings_path is not None:  # of the user's own file it is known already
+        fit_streams(ascii_only=True)
     return replace(settings, **{name: getattr(asked, name) or getattr(settings, name) for name in names})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from gpumem_tui.ascii import as_drawn
 from gpumem_tui.manual import TOPICS, index, text
 from gpumem_tui.report.output import is_terminal
 
@@ -21,5 +20,5 @@ def manual(topic: str | None) -> int:
 
         ManualApp(topic or "").run()
     else:
-        click.echo(as_drawn(text(topic) if topic else index()), nl=False)
+        click.echo(text(topic) if topic else index(), nl=False)
     return 0

@@ -111,7 +111,7 @@ class System:
             machine=platform.machine(),
             is_terminal=all(stream is not None and stream.isatty() for stream in streams),
             size=(size.columns, size.lines),
-            encoding=getattr(sys.stdout, "encoding", "no output"),
+            encoding=getattr(sys.stdout, "encoding", "no output").removeprefix("gpumem_tui_"),
         )
 
 

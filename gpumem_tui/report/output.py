@@ -14,10 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from io import TextIOWrapper
 from typing import TypeVar
 
-from gpumem_tui.ascii import as_drawn
 from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED
 
 T = TypeVar("T")
@@ -41,7 +39,7 @@ class Progress:
         """Show what is under way; an empty line clears it."""
         if self.is_shown and line != self._last:
             over = "\r\x1b[K" if self._last else ""
-            print(f"{over}{as_drawn(line)}", end="", file=sys.stderr, flush=True)
+            print(f"{over}{line}", end="", file=sys.stderr, flush=True)
             self._last = line
 
     def clear(self) -> None:
@@ -117,7 +115,7 @@ class Printer:
             print(encoded(body()), flush=True)
         elif not self._as_json and lines is not None:
             for line in lines():
-                print(as_drawn(line), flush=True)
+                print(line, flush=True)
 
     def show_row(self, *, body: Callable[[], object], header: str, line: Callable[[], str]) -> None:
         """Print a result that is a row of an endless table: the header is repeated every 30 rows."""
@@ -132,12 +130,12 @@ class Printer:
 
 def note(line: str) -> None:
     """Print a line of its own on stderr."""
-    print(as_drawn(line), file=sys.stderr, flush=True)
+    print(line, file=sys.stderr, flush=True)
 
 
 def complain(message: str, code: int) -> int:
     """Print one line on stderr, marked as ours, and return the exit code."""
-    print(as_drawn(f"gpumem-tui: {' '.join(message.split())}"), file=sys.stderr)
+    print(f"gpumem-tui: {' '.join(message.split())}", file=sys.stderr)
     return code
 
 
@@ -241,13 +239,6 @@ def printed_whole(command: Callable[[], T]) -> T | int:
 def drop_output() -> None:
     """Drop what stdout still holds, which is not wanted, or has no place; else it would be written at the exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def replace_unencodable() -> None:
-    """Have a character that an output's encoding lacks become a question mark, not an error."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # None where whoever started the program closed it
-            stream.reconfigure(errors="replace")
 
 
 def on_end(call: Callable[[], object]) -> None:
