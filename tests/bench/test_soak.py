@@ -141,6 +141,7 @@ class Soak:
     log: Path
     began_s: float = field(default_factory=time.monotonic)
     programs: dict[str, psutil.Process] = field(default_factory=dict)
+    screens: dict[str, Watched] = field(default_factory=dict)
     figures: dict[str, list[Figures]] = field(default_factory=dict)
     alerts: dict[str, float] = field(default_factory=dict)
     readings: int = 0
@@ -174,7 +175,8 @@ class Soak:
                     )
             except (psutil.Error, OSError) as error:
                 self.deaths.append(f"{name} after {self.after_s:.0f} s: {error}")
-                self.note(f"died: {self.deaths[-1]}")
+                last = self.screens[name].text if name in self.screens else ""
+                self.note(f"died: {self.deaths[-1]}\n{last}")
                 del self.programs[name]
                 continue
             self.figures.setdefault(name, []).append(figures)
@@ -427,6 +429,7 @@ def test_an_hour_of_everything(fake_machine: FakeMachine, tmp_path: Path) -> Non
             stdout=subprocess.DEVNULL,
             stderr=errors,
         )
+        soak.screens = terminals
         soak.programs = {name: screen.process for name, screen in terminals.items()}
         soak.programs |= {"json": psutil.Process(printed.pid), "metrics": psutil.Process(metrics.pid)}
         soak.programs["serve"] = psutil.Process(served.process.pid)
