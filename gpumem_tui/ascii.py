@@ -89,7 +89,7 @@ def _found(name: str) -> codecs.CodecInfo | None:
 
 
 def _replaced(error: UnicodeError) -> tuple[str, int]:
-    """Return what to write, and where to go on (Python's `codecs.register_error`)."""
+    """Return what to write, and where to continue (Python's `codecs.register_error`)."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     if error.object[error.start - 1 : error.start + 2] == " °C":

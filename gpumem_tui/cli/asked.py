@@ -80,6 +80,6 @@ def settings_of(asked: Any, *more: str) -> Settings:
     from gpumem_tui.settings import load
 
     settings, names = load(asked.settings_path), ("interval_s", "mine", "bell", "read_only", *more)
-    if settings.ascii and asked.settings_path is not None:  # of the user's own file it is known already
+    if settings.ascii and asked.settings_path is not None:  # the user's own file is read at the start
         fit_streams(ascii_only=True)
     return replace(settings, **{name: getattr(asked, name) or getattr(settings, name) for name in names})

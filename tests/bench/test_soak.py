@@ -131,7 +131,7 @@ class Figures:
 
 @dataclass
 class Soak:
-    """What is watched, and what it did.
+    """The programs that are watched, and how each did.
 
     Attributes:
         alerts: the text of each alert, and when it was first raised.

@@ -159,7 +159,7 @@ def _contrast(one: Color, other: Color) -> float:
 
 _APP = GpuMemApp({}, "monitor")
 _TERMINALS = {True: Color.parse("black"), False: Color.parse("white")}
-"""What a theme that leaves the background to the terminal is made for, by whether it is dark."""
+"""The background that a theme assumes where it leaves that to the terminal, by whether it is dark."""
 
 
 @pytest.mark.parametrize("name", sorted(_APP.available_themes))

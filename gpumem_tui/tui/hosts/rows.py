@@ -107,7 +107,7 @@ _VALUES: Mapping[HostsSort, Callable[[RemoteProcess], float | str | tuple[object
 
 
 _FREE = "bold $load-light"
-"""What has a free GPU stands out."""
+"""The colour of free GPUs, and of hosts that have any."""
 _STALE_S = 5.0
 """A live host whose last reading is older than this shows its age."""
 _BAR = 16

@@ -33,8 +33,8 @@ Choice = tuple[str, str, str]
 """A letter, what it does, and a mark of what is so now."""
 
 
-class Column(Protocol):
-    """What can be sorted by."""
+class SortedColumn(Protocol):
+    """A column to sort by."""
 
     @property
     def value(self) -> Any:
@@ -45,7 +45,7 @@ class Column(Protocol):
         """Return whether the largest comes first."""
 
 
-def column_choices(letters: Mapping[str, Column], now: Column, *, reverse: bool) -> Iterator[Choice]:
+def column_choices(letters: Mapping[str, SortedColumn], now: SortedColumn, *, reverse: bool) -> Iterator[Choice]:
     """Yield the columns by letter, the one that is sorted by now with a mark."""
     mark = "▾" if now.descends != reverse else "▴"
     for letter, column in letters.items():
