@@ -19,6 +19,7 @@ from textual.app import SystemCommand
 from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.command import CommandPalette
+from textual.css.query import NoMatches
 from textual.driver import Driver
 from textual.drivers.linux_driver import LinuxDriver
 from textual.events import Resize
@@ -350,8 +351,15 @@ class GpuMemApp(ActingApp[int]):
         default_namespace: DOMNode | None = None,
         namespaces: Mapping[str, DOMNode] | None = None,
     ) -> bool:
-        """Keys do nothing any more once the program is being left."""
-        return not self._ending and await super().run_action(action, default_namespace, namespaces)
+        """Keys do nothing once the program is being left, nor in a dialogue that has not been composed yet."""
+        if self._ending:
+            return False
+        try:
+            return await super().run_action(action, default_namespace, namespaces)
+        except NoMatches:
+            if not self.screen.is_modal:
+                raise
+            return True
 
     async def action_quit(self) -> None:
         """End what runs, then the program."""

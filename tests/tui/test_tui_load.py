@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from textual.color import Color
+from textual.command import CommandPalette
 from textual.events import Key
+from textual.screen import Screen
 
 from gpumem_tui.memory import GIB, MIB, Unknown
 from gpumem_tui.monitor.devices import is_free
 from gpumem_tui.monitor.snapshot import GpuReading
 from gpumem_tui.tui.app import GpuMemApp
+from gpumem_tui.tui.kit.dialogs import TextScreen
 from gpumem_tui.tui.kit.glyphs import THEMES
 from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.kit.shares import bar
@@ -116,6 +122,17 @@ async def test_the_command_palette_may_be_closed_twice() -> None:
         palette.dismiss()
         palette.dismiss()
         await until(pilot, lambda: app.screen is scene.screen_of(app))
+
+
+@pytest.mark.parametrize("make", [CommandPalette, lambda: TextScreen("a text", [])])
+async def test_a_key_that_comes_before_a_dialogue_is_composed_does_nothing(make: Callable[[], Screen[Any]]) -> None:
+    app = scene.app(scene.machine(2))
+    async with app.run_test(size=(120, 40)):
+        opened = app.push_screen(make())
+        action = "cursor_down" if make is CommandPalette else "scroll(1)"
+        assert not app.screen.query("*")
+        await app.run_action(action, app.screen)
+        await opened
 
 
 async def test_a_dialogue_that_ends_takes_along_what_is_open_over_it() -> None:
