@@ -19,11 +19,12 @@ def printed() -> dict[str, tuple[type[JsonObject], ...]]:
     from gpumem_tui.cli.printed import CalibrationsObject, ChecksObject, GpusObject, ModelsObject
     from gpumem_tui.plan.printed import CommandPlanObject, PlanObject, SolveObject
     from gpumem_tui.search.printed import PredictObject, ResultLine, TrialLine
+    from gpumem_tui.search.serving import ServeObject
     from gpumem_tui.snapshots.printed import SnapshotObject
     from gpumem_tui.watch.printed import LookLine
 
     return {
-        "predict": (PredictObject,),
+        "predict": (PredictObject, ServeObject),
         "plan": (PlanObject, CommandPlanObject, SolveObject),
         "search": (TrialLine, ResultLine),
         "look": (SnapshotObject, LookLine),

@@ -10,18 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from gpumem_tui.cli.parameters import (
     DEVICE_OPTIONS,
     SIZE,
     WORKLOAD_OPTIONS,
     TakesCommand,
+    asked,
     configured,
     from_table,
 )
 from gpumem_tui.cli.sections import sectioned
 from gpumem_tui.cli.types import Percent, Whole, with_options
 from gpumem_tui.errors import EXIT_BAD_INPUT, EXIT_FAILED, OptionError
+from gpumem_tui.formula.kv_cache import KV_BITS
 from gpumem_tui.memory import Unknown
 from gpumem_tui.options.table import SEARCH
 from gpumem_tui.report.output import complain, is_terminal, note
@@ -102,8 +105,28 @@ _GATE_OPTIONS = [
 ]
 
 
+_SERVE_OPTIONS = [
+    sectioned(
+        "--serve", section="What to run", is_common=True, is_flag=True,
+        help="A model's weights and KV cache in an inference engine.",
+    ),
+    sectioned(
+        "--context", section="What to run", type=Whole(1, 1 << 30), metavar="TOKENS",
+        help="Tokens of a sequence under --serve (default: the longest that the model takes).",
+    ),
+    sectioned(
+        "--concurrency", section="What to run", type=Whole(1, 1 << 20), metavar="N",
+        help="Sequences at once under --serve (default: 1).",
+    ),
+    sectioned(
+        "--kv-cache-dtype", section="What to run", type=click.Choice(tuple(KV_BITS)),
+        help="Type of the KV cache under --serve (default: the weights').",
+    ),
+]  # fmt: skip
+
+
 @click.command(cls=TakesCommand)
-@with_options(WORKLOAD_OPTIONS, DEVICE_OPTIONS)
+@with_options(WORKLOAD_OPTIONS, DEVICE_OPTIONS, _SERVE_OPTIONS)
 @sectioned(
     "--batch-size",
     section="What to run",
@@ -144,6 +167,8 @@ def predict(
     gpumem-tui predict -- python train.py --batch-size 32   # your own command
     gpumem-tui predict --model gpt2 --batch-size 32         # a catalog model
     """
+    if _is_serving(values):
+        return _serve(values, as_json=as_json)
     from gpumem_tui.options.configuration import check_gpus_are_used
     from gpumem_tui.search.budget import GateTerms
     from gpumem_tui.search.headless import gate_or_exit, show_prediction
@@ -166,6 +191,45 @@ def predict(
         show_prediction(config, prediction, ready, size, by, explain=explain, as_json=as_json, gate=gate)
     written = 0 if snapshot is None else _write_prediction(prediction, size, snapshot)
     return written or (0 if gate is None else gate.exit_code)
+
+
+_SERVE = ("context", "concurrency", "kv_cache_dtype")
+_NOT_SERVED = ("batch_size", "by", "explain", "snapshot", "budget", "baseline", "markdown")
+
+
+def _is_serving(values: dict[str, Any]) -> bool:
+    """Take ``--serve`` out of what was typed, and the options with it where it was not.
+
+    Raises:
+        UsageError: options that do not go together.
+    """
+    context = click.get_current_context()
+    is_serving = values.pop("serve")
+    for option in predict.params:
+        if option.name in (_NOT_SERVED if is_serving else _SERVE):
+            if context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE:
+                why = "--serve follows no training step; leave it out" if is_serving else "is for --serve; add that"
+                raise click.UsageError(f"{option.opts[0]}: {why}")
+            if not is_serving:
+                values.pop(option.name or "")
+    return bool(is_serving)
+
+
+def _serve(values: dict[str, Any], *, as_json: bool) -> int:
+    """Print what an inference engine holds of a model; the exit code."""
+    from gpumem_tui.options.serving import ServeTerms, served
+    from gpumem_tui.report.output import Printer
+    from gpumem_tui.search.serving import ServeObject, serving_lines
+
+    typed, sequences, kv_type = (values.pop(name) for name in _SERVE)
+    for option in ("budget", "baseline", "tolerance", "markdown"):
+        values.pop(option)
+    source = click.get_current_context().get_parameter_source("precision")
+    is_wide = source is ParameterSource.COMMANDLINE and values["precision"] == "fp32"
+    terms = ServeTerms(typed, sequences or 1, kv_type, 32 if is_wide else 16)
+    found = served(asked(values, share=True), terms)
+    Printer(as_json=as_json).show(body=lambda: ServeObject.of(found), lines=lambda: serving_lines(found))
+    return 0
 
 
 def predicted_size(config: SearchConfig, given: int | None) -> int:

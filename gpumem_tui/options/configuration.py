@@ -21,7 +21,7 @@ from gpumem_tui.catalog.tables import changed
 from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.checks import why_formula_only
 from gpumem_tui.memory import GIB, MIB, Unknown, format_bytes, size_from
-from gpumem_tui.monitor.devices import list_gpus
+from gpumem_tui.monitor.devices import RealGpu, list_gpus
 from gpumem_tui.options.table import DEVICE, OPTIONS, SHAPE, WORKLOAD, OptionRow
 from gpumem_tui.options.workload import (
     WorkloadOptions,
@@ -240,9 +240,7 @@ def configure(options: Options) -> SearchConfig:
     options.check_custom()
     python = interpreter(options.python) or sys.executable
     workload = options.trained.spec(python)
-    gpus = list_gpus()
-    if not isinstance(gpus, Unknown):
-        gpus = visible_gpus(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    gpus = _seen_gpus()
     device = choose_device(options.gpu, gpus, share=options.share)
     if workload.command is not None:
         device = with_ranks(device, workload.command.processes, gpus, share=options.share)
@@ -253,6 +251,25 @@ def configure(options: Options) -> SearchConfig:
     typed = typed_words(options, OPTIONS.keys() - {"share"})
     config = SearchConfig(workload, device, python, AllocatorSettings.from_environment(), typed=typed)
     return changed(config, terms)
+
+
+def _seen_gpus() -> tuple[RealGpu, ...] | Unknown:
+    gpus = list_gpus()
+    return gpus if isinstance(gpus, Unknown) else visible_gpus(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def device_of(options: Options, *, engine: bool = True) -> Device:
+    """Return the device alone, for what no process of a command runs on.
+
+    Args:
+        engine: leave out what an inference engine takes of it.
+
+    Raises:
+        OptionError: no such device, or a wrong description of one.
+    """
+    options.check_custom()
+    device = choose_device(options.gpu, _seen_gpus(), share=options.share)
+    return options.on(device) if engine else options.with_context(device)
 
 
 def limit_from(text: str, total_bytes: int) -> int:

@@ -1,0 +1,167 @@
+"""From the options of `predict --serve` to an inference engine: its model's weights and layers, its GPU and share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+from gpumem_tui.catalog.config_file import ConfigFile, quantization_of, read_config_file
+from gpumem_tui.catalog.kv_layers import KvLayers, kv_layers_of_config, kv_layers_of_shape
+from gpumem_tui.catalog.loader import DEFAULT_MODEL, find_model, shape_from_hf_config
+from gpumem_tui.catalog.shapes import CatalogError, ModelShape
+from gpumem_tui.errors import OptionError
+from gpumem_tui.formula.parameters import count_parameters, parameter_tensors
+from gpumem_tui.memory import Range, Unknown
+from gpumem_tui.options.configuration import Options, device_of
+from gpumem_tui.search.serving import Served
+
+_INDEX = "model.safetensors.index.json"
+_WEIGHTS = "*.safetensors"
+
+
+@dataclass(frozen=True)
+class ServeTerms:
+    """The options of `predict --serve`; None for what was not typed.
+
+    Attributes:
+        kv_type: of the KV cache, a key of `KV_BITS`; None for the type of the weights.
+        weights_bits: of weights that no file quantizes.
+    """
+
+    context: int | None = None
+    concurrency: int = 1
+    kv_type: str | None = None
+    weights_bits: int = 16
+
+
+def served(options: Options, terms: ServeTerms) -> Served:
+    """Return what an engine is asked to hold. Asks the driver for the GPUs, and the hub for a configuration.
+
+    Raises:
+        OptionError: no such model or GPU, an unreadable configuration, or a context that must be given.
+    """
+    trained = options.trained
+    if trained.command or trained.workload is not None:
+        raise OptionError("--serve: is for a model; give --model NAME, a hub name or a config.json")
+    parallel = trained.tensor_parallel
+    if trained.gpus > parallel:
+        raise OptionError(f"--gpus {trained.gpus}: --serve divides by --tensor-parallel {trained.gpus}; give that")
+    model = _of_catalog(options, terms.weights_bits) if trained.config is None else _of_file(options, terms)
+    device = device_of(options)
+    context = terms.context or (0 if isinstance(model.layers, Unknown) else model.layers.most_tokens)
+    if not context and isinstance(model.layers, Unknown):
+        raise OptionError(f"--serve: {model.layers.reason}; --context 8192 prints the rest")
+    if not context:
+        raise OptionError("--context: the configuration names no longest sequence; give the tokens of a sequence")
+    engine = device.gpu.engine
+    if engine is not None and not engine.share:
+        raise OptionError("--serve: takes the engine's own share; give one such as `--beside 0.45`")
+    return Served(
+        model.name,
+        device if engine is None else device_of(options, engine=False),
+        model.on(parallel),
+        model.words,
+        model.layers,
+        1 - options.headroom if engine is None else engine.share,
+        terms.kv_type or ("fp32" if terms.weights_bits == 32 else "bf16"),
+        context,
+        terms.concurrency,
+        parallel,
+    )
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A model to serve.
+
+    Attributes:
+        weights: bytes of all GPUs together: of weights that are cut over them, and of those that each has whole.
+        words: what the weights are.
+    """
+
+    name: str
+    layers: KvLayers | Unknown
+    weights: tuple[Range, int] | Unknown
+    words: str = ""
+
+    def on(self, gpus: int) -> Range | Unknown:
+        """Return the weights of one of several GPUs."""
+        if isinstance(self.weights, Unknown):
+            return self.weights
+        cut, whole_bytes = self.weights
+        return Range(ceil(cut.low_bytes / gpus) + whole_bytes, ceil(cut.high_bytes / gpus) + whole_bytes)
+
+
+def _of_catalog(options: Options, bits: int) -> _Model:
+    try:
+        shape = find_model(options.trained.model or DEFAULT_MODEL)
+    except CatalogError as error:
+        raise OptionError(f"--model: {error} (a model of the Hugging Face hub is OWNER/NAME)") from error
+    shape = shape.overridden(**options.trained.changes)
+    return _Model(shape.name, kv_layers_of_shape(shape), _by_shape(shape, bits, bits), _counted(shape, bits))
+
+
+def _of_file(options: Options, terms: ServeTerms) -> _Model:
+    path = options.trained.config or ""
+    try:
+        file = read_config_file(path, offline=options.trained.offline)
+    except CatalogError as error:
+        raise OptionError(f"--model {path}: {error}") from error
+    if options.trained.changes:
+        option = next(iter(options.trained.changes)).replace("_", "-")
+        raise OptionError(f"--{option}: --serve takes {file.name} as its file has it; leave it out")
+    layers = kv_layers_of_config(file.values)
+    stored = _stored_bytes(Path(file.path).parent)
+    quantized = quantization_of(file.values)
+    if stored is not None and (terms.weights_bits == 16 or quantized is not None):
+        return _Model(file.name, layers, (Range(stored, stored), 0), "as stored next to the configuration")
+    shape = _shape_of(file)
+    if isinstance(shape, Unknown):
+        return _Model(file.name, layers, shape)
+    if quantized is None:
+        bits = terms.weights_bits
+        return _Model(file.name, layers, _by_shape(shape, bits, bits), _counted(shape, bits))
+    if quantized.bits is None:
+        unknown = Unknown(f"the size of {quantized.title} depends on the format; give the folder with its {_WEIGHTS}")
+        return _Model(file.name, layers, unknown)
+    return _Model(file.name, layers, _by_shape(shape, quantized.bits, 16), quantized.words)
+
+
+def _shape_of(file: ConfigFile) -> ModelShape | Unknown:
+    values: Mapping[str, object] = {key: value for key, value in file.values.items() if key != "quantization_config"}
+    try:
+        return shape_from_hf_config(values, file.name)
+    except CatalogError:
+        kind = file.model_type or "this kind of"
+        return Unknown(f"no formula for the weights of {kind} models; give the folder with its {_WEIGHTS}")
+
+
+def _counted(shape: ModelShape, bits: int) -> str:
+    return f"{count_parameters(shape):,} parameters of {bits} bits"
+
+
+def _by_shape(shape: ModelShape, bits: float, others_bits: int) -> tuple[Range, int]:
+    """Return the bytes of weights that are cut over GPUs, and of vectors, which each has whole.
+
+    Args:
+        bits: of a weight of a linear layer in a block. `others_bits`: of the rest, which a format may quantize too.
+    """
+    tensors = parameter_tensors(shape)
+    linear = sum(one.values for one in tensors if one.linear)
+    vectors = sum(one.values for one in tensors if len(one.dims) == 1)
+    others = sum(one.values for one in tensors) - linear - vectors
+    least, most = (ceil((linear * bits + others * each) / 8) for each in (bits, others_bits))
+    return Range(least, most), vectors * others_bits // 8
+
+
+def _stored_bytes(folder: Path) -> int | None:
+    """Return the bytes of the weights in a folder, by their index or by the files; None for none."""
+    try:
+        index = json.loads((folder / _INDEX).read_text("utf-8"))
+        return int(index["metadata"]["total_size"])
+    except (OSError, ValueError, KeyError, TypeError):
+        sizes = [path.stat().st_size for path in folder.glob(_WEIGHTS) if path.is_file()]
+        return sum(sizes) or None
