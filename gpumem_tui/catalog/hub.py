@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -118,8 +118,11 @@ def _lacking(model: HubModel) -> str:
 
 
 def _by_hand(model: HubModel) -> str:
-    page = f"{_endpoint()}/{model.name}/blob/{model.revision}/{FILE}"
-    return f"give the path of its {FILE}, which {page} shows"
+    return f"give the path of its {FILE}, which {_page(model)} shows"
+
+
+def _page(model: HubModel) -> str:
+    return f"{_endpoint()}/{model.name}/blob/{model.revision}/{FILE}"
 
 
 def _home() -> Path:
@@ -157,7 +160,8 @@ def _asked(model: HubModel) -> Fetched:
     if found.status >= 300:
         raise CatalogError(_refusal(model, found))
     if not found.status:
-        raise CatalogError(f"{_lacking(model)}; {_endpoint()} cannot be reached ({found.reason}): {_by_hand(model)}")
+        said = f"{_lacking(model)}; {_endpoint()} cannot be reached ({found.reason})"
+        raise CatalogError(f"{said}: give the path of its {FILE}, which {_page(model)} shows{_known_here(model)}")
     if found.reason:
         raise CatalogError(f"the {FILE} of {model.name} on {_endpoint()} {found.reason}")
     return found
@@ -192,8 +196,9 @@ def _refusal(model: HubModel, found: Fetched) -> str:
             "diffusers has none): give your training command after --"
         )
     if code == "RepoNotFound" or found.status in (401, 404):
-        near = _nearest(model)
-        hint = f"did you mean {near}?" if near else "check the name; a private one takes `hf auth login` or HF_TOKEN=…"
+        near, search = _nearest(model), urlencode({"search": model.name.partition("/")[2]})
+        check = f"check the name on {_endpoint()}/models?{search} ; a private one takes `hf auth login` or HF_TOKEN=…"
+        hint = f"did you mean {near}?" if near else f"{check}{_known_here(model)}"
         return f"there is no file or folder {model.name}, nor a model of that name on {_endpoint()}: {hint}"
     if found.status == 429:
         reset = _RESET.search(found.headers.get("ratelimit", ""))
@@ -203,16 +208,32 @@ def _refusal(model: HubModel, found: Fetched) -> str:
 
 
 def _nearest(model: HubModel) -> str:
-    """Return the names on the hub that a wrong one resembles, with commas; empty for none."""
+    """Return the names on the hub that a wrong one resembles, with commas; empty for none.
+
+    The owner's models are asked for first, then those that others have by that title.
+    """
     owner, _, title = model.name.partition("/")
-    query = urlencode({"search": re.split(r"[-_.]", title)[0], "author": owner, "limit": 200})
-    found = _get(f"api/models?{query}")
-    with suppress(ValueError, RecursionError):
-        listed = json.loads(found.body) if found.body else []
-        names = [one["id"] for one in listed if isinstance(one, dict) and isinstance(one.get("id"), str)]
-        by_letters = {name.lower(): name for name in names if _NAME.fullmatch(name)}
-        return ", ".join(by_letters[one] for one in get_close_matches(model.name.lower(), by_letters, 3, 0.75))
+    for query in ({"search": re.split(r"[-_.]", title)[0], "author": owner}, {"search": title}):
+        found = _get(f"api/models?{urlencode({**query, 'limit': 200})}")
+        with suppress(ValueError, RecursionError):
+            listed = json.loads(found.body) if found.body else []
+            names = [one["id"] for one in listed if isinstance(one, dict) and isinstance(one.get("id"), str)]
+            if near := _alike(model.name, filter(_NAME.fullmatch, names)):
+                return near
     return ""
+
+
+def _known_here(model: HubModel) -> str:
+    """Name those in the cache or in the catalog that a wrong one resembles; empty for none."""
+    from gpumem_tui.catalog.loader import models
+
+    near = _alike(model.name, cached_names()) or _alike(model.name.partition("/")[2], models())
+    return f"; nearest here: {near}" if near else ""
+
+
+def _alike(name: str, names: Iterable[str]) -> str:
+    by_letters = {one.lower(): one for one in names}
+    return ", ".join(by_letters[one] for one in get_close_matches(name.lower(), by_letters, 3, 0.75))
 
 
 def _keep(model: HubModel, answer: Fetched) -> Path:

@@ -31,6 +31,9 @@ DEFAULT_GPU = "a100-80gb"
 """The entries that are taken where none is named."""
 
 _SUGGESTIONS = 4
+_A_WORD, _LIKE_A_WORD = 3, 0.65
+"""A shorter text, or one less like it, resembles too many words of names."""
+
 _ANOTHER_WORD = "Invalid enum value"
 """How msgspec reports that a value is none of a Literal's."""
 _ALIKE_PERCENT = 2
@@ -272,13 +275,15 @@ def _found(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
     if near:
         raise CatalogError(f"unknown {what} {name!r}: did you mean {', '.join(near)}?")
     some = names[:: max(1, len(names) // _SUGGESTIONS)][:_SUGGESTIONS]
-    raise CatalogError(f"unknown {what} {name!r}: the catalog has {len(names)}, choose one such as {', '.join(some)}")
+    listed = f"`gpumem-tui {what.lower()}s` lists {len(names)}, such as {', '.join(some)}"
+    raise CatalogError(f"unknown {what} {name!r}: {listed}")
 
 
 def _near_misses(name: str, names: Iterable[str]) -> list[str]:
     """Return the names that `name` may be a misspelling of, likeliest first.
 
-    Only letters and digits count; `name` may be the whole, the beginning or a part of one, or resemble it.
+    Only letters and digits count; `name` may be the whole, the beginning or a part of one, or resemble it or a word of
+    it: ``4091`` is near ``rtx-4090-24gb``.
     """
     by_letters = {_letters(candidate): candidate for candidate in names}
     wanted = _letters(name)
@@ -286,7 +291,10 @@ def _near_misses(name: str, names: Iterable[str]) -> list[str]:
     begun = [letters for letters in by_letters if wanted and letters.startswith(wanted)]
     containing = [letters for letters in by_letters if wanted and wanted in letters]
     similar = get_close_matches(wanted, by_letters, n=_SUGGESTIONS)
-    ranked = dict.fromkeys([*same, *begun, *containing, *similar])
+    words = {word for name in by_letters.values() for word in name.split("-")}
+    near = get_close_matches(wanted, words, n=_SUGGESTIONS, cutoff=_LIKE_A_WORD) if len(wanted) >= _A_WORD else []
+    with_word = [letters for word in near for letters, name in by_letters.items() if word in name.split("-")]
+    ranked = dict.fromkeys([*same, *begun, *containing, *similar, *with_word])
     return [by_letters[letters] for letters in ranked][:_SUGGESTIONS]
 
 

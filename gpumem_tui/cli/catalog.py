@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from gpumem_tui.errors import EXIT_FAILED, OptionError
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.report.objects import SCHEMA
 from gpumem_tui.report.output import Printer, complain, note
+from gpumem_tui.report.tables import counted
 
 if TYPE_CHECKING:
     from gpumem_tui.catalog.calibration import Calibration
@@ -106,12 +108,14 @@ def doctor(
     from gpumem_tui.doctor.beside import machine_now
     from gpumem_tui.doctor.checks import Status, System, examine
 
-    snapshot = machine_now()
     output, checks = Printer(as_json=as_json), []
-    for check in (*examine(System.here(), snapshot, python), *_offered(snapshot)):
-        checks.append(check)
-        output.show(lines=partial(_check_lines, check))
-    output.show(body=lambda: ChecksObject(schema=SCHEMA, checks=tuple(checks)))
+    with output.progress.during("checking …"):
+        snapshot = machine_now()
+        for check in chain(examine(System.here(), snapshot, python), _offered(snapshot)):
+            checks.append(check)
+            output.show(lines=partial(_check_lines, check))
+    bad = [check.name for check in checks if check.status in (Status.WARN, Status.FAIL)]
+    output.show(body=lambda: ChecksObject(schema=SCHEMA, checks=tuple(checks)), lines=lambda: [_checked_line(bad)])
     return EXIT_FAILED if any(check.status is Status.FAIL for check in checks) else 0
 
 
@@ -197,6 +201,13 @@ def _check_lines(check: Check) -> Iterator[str]:
     yield f"{check.status.value:<5} {check.name:<16} {check.found}"
     if check.remedy:
         yield f"{'':<22} → {check.remedy}"
+
+
+def _checked_line(bad: Sequence[str]) -> str:
+    """Return what all checks come to, and what to do next."""
+    if bad:
+        return f"{counted(len(bad), 'thing')} to fix: {', '.join(bad)}; each line above has its remedy after →"
+    return "nothing to fix; next: `gpumem-tui predict --gpu sim:h100-80gb -- python train.py`, with your own command"
 
 
 @click.command("settings")

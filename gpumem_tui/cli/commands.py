@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from difflib import get_close_matches
 from importlib import import_module
 
 import click
@@ -103,11 +104,42 @@ def _run_there(command: str) -> str:
     return f"`ssh -t HOST gpumem-tui {command} …` runs it on another machine"
 
 
-def _elsewhere(error: click.ClickException) -> str:
-    """Return how a command that takes no host runs on one, where it was asked to."""
-    if not isinstance(error, click.NoSuchOption) or error.option_name != "--host" or error.ctx is None:
-        return ""
-    return f" {_run_there(error.ctx.info_name or '')}"
+_MISSING = {
+    "run": "`gpumem-tui run -- python train.py`",
+    "look": "give the PID that `gpumem-tui monitor --once` lists, or a snapshot's file",
+    "attach": "give the PID that `gpumem-tui monitor --once` lists",
+}
+"""By command, what gives the argument that is missing."""
+
+
+def _next_step(error: click.ClickException) -> str:
+    """Return what to type instead of a line that click itself refuses; empty where its words show that."""
+    command = "" if not isinstance(error, click.UsageError) or error.ctx is None else error.ctx.info_name or ""
+    match error:
+        case click.MissingParameter():
+            return _MISSING.get(command, f"`gpumem-tui {command} --help` shows how")
+        case click.NoSuchCommand():
+            near = get_close_matches(error.command_name, _COMMANDS, 1)
+            return f"Did you mean `gpumem-tui {near[0]}`?" if near else "`gpumem-tui --help` lists the commands"
+        case click.NoSuchOption(option_name="--host") if command in _COMMANDS:
+            return _run_there(command)
+        case click.NoSuchOption(possibilities=None | []):
+            having = "" if command in _COMMANDS else _command_with(error.option_name)
+            return f"write `gpumem-tui {having} {error.option_name}`" if having else f"`{_help_of(command)}` lists them"
+    return ""
+
+
+def _help_of(command: str) -> str:
+    return f"gpumem-tui {command} --help" if command in _COMMANDS else "gpumem-tui --help"
+
+
+def _command_with(option: str) -> str:
+    """Return the command that has this option, the Monitor first; empty for none."""
+    for name in ("monitor", *_COMMANDS):
+        command = cli.get_command(click.Context(cli), name)
+        if command is not None and any(option in param.opts for param in command.params):
+            return name
+    return ""
 
 
 @add_completion_class
@@ -138,7 +170,7 @@ def run() -> int:
     try:
         code = cli.main(prog_name="gpumem-tui", standalone_mode=False)
     except click.ClickException as error:
-        return complain(f"{error.format_message()}{_elsewhere(error)}", EXIT_BAD_INPUT)
+        return complain(f"{error.format_message()} {_next_step(error)}".rstrip(), EXIT_BAD_INPUT)
     except click.Abort:
         return EXIT_INTERRUPTED
     return code or 0

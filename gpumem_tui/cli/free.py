@@ -36,21 +36,21 @@ _Found = Mapping[str, "tuple[list[GpuReading], Snapshot]"]
 _LOOK_S = 2.0
 
 
-@click.command
+@click.command(context_settings={"allow_interspersed_args": False})
 @click.option(
-    "--gpus", "count", type=AT_LEAST_ONE, metavar="N", help="So many, all of one machine; else all there are."
+    "--gpus", "count", type=AT_LEAST_ONE, metavar="N", help="How many, all of one machine (default: every free one)."
 )
 @click.option(
     "--memory",
     "memory_bytes",
     type=Typed("size", size_from),
     metavar="SIZE",
-    help="With so much memory free, such as 20GiB, whoever computes there too.",
+    help="Take GPUs with this much free memory, such as 20GiB, even if others compute there.",
 )
 @click.option(
-    "--vendor", "brand", metavar="NAME", help="Only GPUs of this vendor, such as AMD; else of the first with so many."
+    "--vendor", "brand", metavar="NAME", help="GPUs of this vendor, such as AMD (default: the first that has enough)."
 )
-@click.option("--wait", is_flag=True, help="Wait until there are so many (one, without --gpus).")
+@click.option("--wait", is_flag=True, help="Wait until enough GPUs are free (one, without --gpus).")
 @click.option(
     "--interval",
     "interval_s",
@@ -60,20 +60,20 @@ _LOOK_S = 2.0
     help="Seconds between two looks while waiting (default: 2).",
 )
 @click.option("--json", "as_json", is_flag=True, help="One object, with UUIDs, names and free memory.")
-@click.option("--explain", is_flag=True, help="Print the rule, and of each GPU why it is free or not.")
+@click.option("--explain", is_flag=True, help="Print the rule, and why each GPU is free or not.")
 @click.option("--exec", "runs", is_flag=True, help="Wait, then run the command after -- on them, in this process.")
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] [COMMAND...]")
 @with_options([*HOSTS_OPTIONS, timeout_option])
 def free(**values: object) -> int:
-    """The free GPUs as CUDA_VISIBLE_DEVICES takes them; with --exec a command on them, once there are so many.
+    """Print the free GPUs as CUDA_VISIBLE_DEVICES takes them, or wait for them and run a command there.
 
     \b
-    gpumem-tui free --gpus 2 --exec -- python train.py
+    CUDA_VISIBLE_DEVICES=$(gpumem-tui free --gpus 2) python train.py
+    gpumem-tui free --gpus 2 --exec -- python train.py   # waits until 2 are free
 
-    --explain prints what free is. They are within the CUDA_VISIBLE_DEVICES that is set already, of one vendor, by
-    number, or by UUID where GPUs differ. With several hosts each line begins with the host. Exit code 3: there are not
-    so many, and nothing is printed. The command of --exec takes this process over, and so keeps its exit code and
-    signals.
+    GPUs are of one vendor, and of those that CUDA_VISIBLE_DEVICES allows if it is set: by number, or by UUID where
+    models differ. With several hosts each line begins with the host. Exit code 3: too few are free. The command of
+    --exec replaces this process, so its exit code and signals are its own.
     """
     asked = _Asked.of(values)
     asked.check()

@@ -77,7 +77,7 @@ def _open(path: Path) -> tuple[MemorySnapshot, list[Analysis]]:
         ]
     except SnapshotError as error:
         progress.clear()
-        raise SystemExit(complain(str(error), EXIT_BAD_INPUT)) from error
+        raise SystemExit(complain(f"{error}; `gpumem-tui manual snapshots`", EXIT_BAD_INPUT)) from error
     finally:
         progress.clear()
 

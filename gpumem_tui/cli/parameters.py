@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,6 +94,9 @@ class TakesCommand(Sectioned):
             args, ctx.meta[COMMAND] = args[:split], tuple(args[split + 1 :])
             if not ctx.meta[COMMAND] or not ctx.meta[COMMAND][0]:
                 raise click.UsageError("--: no command follows; write it as `-- python train.py --batch-size {batch}`")
+            if needs_python(ctx.meta[COMMAND][0]):
+                line = with_python(["gpumem-tui", ctx.info_name or "", *args], ctx.meta[COMMAND])
+                raise click.UsageError(f"{ctx.meta[COMMAND][0]}: is not a program, but a script: `{line}`")
             return super().parse_args(ctx, args)
         words = tuple(args)  # which click takes apart
         try:
@@ -100,7 +105,7 @@ class TakesCommand(Sectioned):
             begins = _begins(words)
             if begins is None:
                 raise
-            line = shlex.join(["gpumem-tui", ctx.info_name or "", *words[:begins], "--", *words[begins:]])
+            line = with_python(["gpumem-tui", ctx.info_name or "", *words[:begins]], words[begins:])
             raise click.UsageError(f"{words[begins]}: write -- before your command: `{line}`") from error
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
@@ -118,6 +123,24 @@ def _begins(words: Sequence[str]) -> int | None:
         if is_python or name in launchers.NAMES or (name.endswith(".py") and not follows):
             return position
     return None
+
+
+def needs_python(word: str) -> bool:
+    """Return whether a command's first word is a Python file that the shell would not find as a program."""
+    return word.endswith(".py") and shutil.which(word) is None
+
+
+def with_python(begun: Sequence[str], command: Sequence[str]) -> str:
+    """Return a line with ``--`` before a training command, and with Python before a script."""
+    python = ("python",) if needs_python(command[0]) else ()
+    return shlex.join([*begun, "--", *python, *command])
+
+
+def typed_with(*words: str) -> str:
+    """Return the line that was typed, with further words before the training command."""
+    typed = sys.argv[1:]
+    split = typed.index("--") if "--" in typed else len(typed)
+    return shlex.join(["gpumem-tui", *typed[:split], *words, *typed[split:]])
 
 
 def trained_command() -> tuple[str, ...]:

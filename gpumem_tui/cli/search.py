@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from gpumem_tui.cli.parameters import (
     asked,
     configured,
     from_table,
+    typed_with,
 )
 from gpumem_tui.cli.sections import sectioned
 from gpumem_tui.cli.types import Percent, Whole, with_options
@@ -237,7 +237,11 @@ def predicted_size(config: SearchConfig, given: int | None) -> int:
     command = config.workload.command
     if command is None or command.takes_batch:
         if given is None:
-            raise click.UsageError("--batch-size: give the batch size to predict, such as --batch-size 8")
+            line = f"`{typed_with('--batch-size', '8')}`"
+            if command is not None:
+                raise click.UsageError(f"{{batch}} has no number: {line}")
+            own = "your own script: `gpumem-tui predict -- python train.py --batch-size 32`"
+            raise click.UsageError(f"--batch-size is missing: {line}; {own}")
         return given
     proposal = command.proposal
     if given is not None:
@@ -293,9 +297,7 @@ def _with_rows(reason: str) -> str:
     if place is None or "--" not in sys.argv:
         return ""
     words, number = ("to assume 1,024 there", 1024) if place[2] else ("to assume that half is kept there", 0.5)
-    split = sys.argv.index("--")
-    typed = ["gpumem-tui", *sys.argv[1:split], "--assume-rows", f"{place[1]}={number}", *sys.argv[split:]]
-    return f"{words}:\n  {shlex.join(typed)}"
+    return f"{words}:\n  {typed_with('--assume-rows', f'{place[1]}={number}')}"
 
 
 def _check_target(option: str, path: Path) -> None:

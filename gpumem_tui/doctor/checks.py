@@ -221,7 +221,7 @@ def device_files_check(system: System) -> Check:
     pattern = re.compile("|".join(each.device_files for each in known()))
     files = [path for path in sorted((system.root / "dev").glob("*")) if pattern.fullmatch(path.name)]
     if not files:
-        return Check("device files", Status.SKIP, "no GPU device files in /dev")
+        return Check("device files", Status.SKIP, "no GPU device files in /dev; a simulated GPU needs none")
     closed = [str(path.name) for path in files if not os.access(path, os.R_OK | os.W_OK)]
     if closed:
         place = f"/dev/{re.sub('[0-9]*$', '', closed[0])}"

@@ -21,6 +21,13 @@ TOPICS = (
 )
 """Every topic, in the order in which the index lists them."""
 
+ABOUT = {
+    "predict": "commands", "free": "monitor", "serve": "browser", "models": "search", "gpus": "search",
+    "doctor": "accuracy", "schema": "plan", "settings": "monitor", "grafana": "monitor", "alerts": "monitor",
+    "run": "watch", "attach": "watch", "look": "watch",
+}  # fmt: skip
+"""By command whose name is no topic, the topic that explains it."""
+
 
 def text(topic: str) -> str:
     """Return the Markdown of a topic, one of `TOPICS`."""

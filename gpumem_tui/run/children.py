@@ -59,12 +59,12 @@ _INSTALLED = re.compile(r"^<|/lib/python[\d.]+/|-packages/|/gpumem_tui/")
 def side_effects(steps: int) -> str:
     """Return what following a command for so many steps does to the user's machine.
 
-    >>> side_effects(3).partition(";")[0]
+    >>> side_effects(3).partition(",")[0]
     'your script really runs for 3 steps'
     """
     return (
-        f"your script really runs for {steps:,} step{'' if steps == 1 else 's'}; files it writes are kept. "
-        "W&B, Comet, Neptune, ClearML and Hugging Face telemetry are off"
+        f"your script really runs for {steps:,} step{'' if steps == 1 else 's'}, without computing values (a loss "
+        "prints as 0); files it writes are kept. W&B, Comet, Neptune, ClearML and Hugging Face telemetry are off"
     )
 
 

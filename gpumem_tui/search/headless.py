@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 
 from gpumem_tui.errors import EXIT_FAILED
@@ -39,6 +39,7 @@ class CommandLog:
         self._quiet = quiet or config.workload.hugging_face is not None
         self._workload = config.workload
         self._progress = progress or Progress()
+        self._begun = ""
         self._reached: tuple[int, Sample, float] | None = None
         if config.workload.command is not None and not self._quiet:
             complain(side_effects(config.steps), 0)
@@ -49,23 +50,23 @@ class CommandLog:
             self._reached = event.batch_size, event.sample, time.monotonic()
             self._progress.say(self._line())
             return
-        if self._quiet:
-            return
-        self._progress.clear()
         if isinstance(event, TraceProgress):
-            note(f"tracing {self._workload.batch_words(event.batch_size)}")
-        else:
+            self._begun, self._reached = f"tracing {self._workload.batch_words(event.batch_size)}", None
+            if not self._quiet and not self._progress.is_shown:
+                note(self._begun)
+        elif not self._quiet:
+            self._progress.clear()
             note(f"  | {event.text}")
 
     def following(self) -> AbstractContextManager[None]:
-        """Show each second what a model is at, which prints nothing itself; a command does."""
-        is_silent = self._by_formula or self._workload.hugging_face is not None
-        return self._progress.follow(self._line) if is_silent else nullcontext()
+        """Show each second what is under way."""
+        return self._progress.follow(self._line)
 
     def _line(self, elapsed_s: float = 0.0) -> str:
         if self._reached is None:
             known = f"{self._by_formula}; tracing" if self._by_formula else ""
-            return f"{known or f'starting PyTorch for {self._workload.name}'} … {elapsed_s:.0f} s"
+            begun = f"{self._begun}, before its first step" if self._begun else ""
+            return f"{known or begun or f'starting PyTorch for {self._workload.name}'} … {elapsed_s:.0f} s"
         batch_size, sample, told_s = self._reached
         at, since_s = sample.progress, time.monotonic() - told_s
         left_s = None if at.left_s is None else max(0.0, at.left_s - since_s)
@@ -86,17 +87,20 @@ def run(config: SearchConfig, advise: Advise, *, as_json: bool, quiet: bool = Fa
     control = Control()
     with interrupts(control.cancel):
         printer = _Printer(config, advise, as_json=as_json, quiet=quiet)
-        printer.progress.say(f"starting PyTorch for {config.workload.name} …")
         log = CommandLog(config, quiet=quiet, progress=printer.progress)
         verdict: Verdict | None = None
         try:
-            for event in search(config, control):
-                if isinstance(event, WhileTracing):
-                    log.show(event)
-                elif isinstance(event, Verdict):
-                    verdict = event
-                else:
-                    printer.show(event)
+            with ExitStack() as tracing:
+                tracing.enter_context(log.following())
+                for event in search(config, control):
+                    if isinstance(event, WhileTracing):
+                        log.show(event)
+                        continue
+                    tracing.close()
+                    if isinstance(event, Verdict):
+                        verdict = event
+                    else:
+                        printer.show(event)
         except Unusable as error:
             printer.release()
             return complain(unusable_words(config, error), error.exit_code)

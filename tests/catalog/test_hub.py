@@ -193,7 +193,7 @@ class TestRefusals:
         [
             (refusing(401, "GatedRepo"), "is gated: accept its terms on {hub}/Qwen/Qwen3-1.7B; `hf auth login` or HF_"),
             (refusing(403, "GatedRepo"), "is gated: accept its terms"),
-            (refusing(401, "RepoNotFound"), "nor a model of that name on {hub}: check the name; a private one takes"),
+            (refusing(401, "RepoNotFound"), "nor a model of that name on {hub}: check the name on {hub}/models?"),
             (refusing(404, "RevisionNotFound"), "has no revision 'main'"),
             (refusing(404, "EntryNotFound"), "has no config.json, so it is not one that transformers builds"),
             (refusing(401, message=EXPIRED), "{hub} does not know your token, which may have expired: `hf auth login`"),
@@ -220,6 +220,25 @@ class TestRefusals:
         server.answers["/api/models"] = lambda handler: handler.send(200, json.dumps(listed).encode())
         assert "did you mean Qwen/Qwen3-1.7B" in refused("Qwen/Qwen3-1.7")
         assert server.asked[-1][0] == "/api/models?search=Qwen3&author=Qwen&limit=200"
+
+    def test_a_misspelt_owner_gets_those_that_others_have_by_that_title(self, server: Hub) -> None:
+        def answer(handler: _Handler) -> None:
+            found = [] if "author" in handler.path else [{"id": "Qwen/Qwen3-1.7B"}, {"id": "someone/Qwen3-1.7B-GGUF"}]
+            handler.send(200, json.dumps(found).encode())
+
+        server.answers["/api/models"] = answer
+        assert "did you mean Qwen/Qwen3-1.7B" in refused("Qwem/Qwen3-1.7B")
+        server.answers["/api/models"] = lambda handler: handler.send(200, b"[]")
+        assert f"check the name on {server.address}/models?search=nothing-alike ;" in refused("nobody/nothing-alike")
+
+    def test_without_the_hub_a_misspelt_name_gets_those_of_the_catalog_and_of_the_cache(
+        self, server: Hub, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        server.answers[RESOLVE] = sending(QWEN)
+        read_config_file("Qwen/Qwen3-1.7B")
+        monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+        assert refused("Qwem/Qwen3-1.7B").endswith("config.json shows; nearest here: Qwen/Qwen3-1.7B")
+        assert "; nearest here: llama-3-8b" in refused("meta/Lama-3-8B")
 
     def test_a_hub_that_does_not_answer_is_not_waited_for(self, server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(hub, "_ANSWER_S", 0.2)

@@ -85,7 +85,7 @@ def test_a_command_runs_on_the_free_gpus_and_keeps_its_exit_code(fake_machine: F
     assert (done.code, done.out) == (7, "{'CUDA_VISIBLE_DEVICES': '1,4', 'CUDA_DEVICE_ORDER': 'PCI_BUS_ID'}\n")
     assert done.err == "gpumem-tui: CUDA_VISIBLE_DEVICES=1,4 CUDA_DEVICE_ORDER=PCI_BUS_ID\n"
     fake_machine.show(Scenario(gpus=[FakeGpu(name="NVIDIA T4"), _IDLE]))
-    done = program("free", "--exec", "--", sys.executable, "-c", _TELL, env=env)
+    done = program("free", "--exec", sys.executable, "-c", _TELL, env=env)
     assert "'GPU-00000000,GPU-00000001', 'CUDA_DEVICE_ORDER': None" in done.out
 
 

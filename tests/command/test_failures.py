@@ -163,7 +163,10 @@ def test_a_command_that_cannot_be_started(project: Project, words: tuple[str, ..
         (("search", "--model", "gpt2", "--", "python", "train.py"), "--model and -- COMMAND: give only one of them"),
         (("search", "--layers", "3", "--", "python", "{batch}"), "--layers: a command builds its own model"),
         (("search", "--precision", "bf16", "--", "python", "{batch}"), "decides precision, optimizer and the rest"),
-        (("predict", "--", "python", "train.py", "{batch}"), "--batch-size: give the batch size to predict"),
+        (
+            ("predict", "--", "python", "train.py", "{batch}"),
+            "{batch} has no number: `gpumem-tui predict --batch-size 8 -- python train.py",
+        ),
         (("predict", "--batch-size", "4", "--", "python", "x.py", "-b", "8"), "has no {batch} to put it in"),
         (("predict", "gpt2"), "unexpected extra argument"),
     ],
