@@ -22,7 +22,7 @@ from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.checks import why_formula_only
 from gpumem_tui.memory import GIB, MIB, Unknown, format_bytes, size_from
 from gpumem_tui.monitor.devices import RealGpu, list_gpus
-from gpumem_tui.options.table import DEVICE, OPTIONS, SHAPE, WORKLOAD, OptionRow
+from gpumem_tui.options.table import DEVICE, OPTIONS, SEARCH, SHAPE, WORKLOAD, OptionRow
 from gpumem_tui.options.workload import (
     WorkloadOptions,
     choose_device,
@@ -248,7 +248,7 @@ def configure(options: Options) -> SearchConfig:
     limit_bytes = options.limit_bytes or share_limit_bytes(device)
     _check_limit(limit_bytes, device.gpu.total_bytes)
     terms = {**options.terms_of(workload), "limit_bytes": limit_bytes}
-    typed = typed_words(options, OPTIONS.keys() - {"share"})
+    typed = typed_words(options, OPTIONS.keys() - {"share", *(row.name for row in SEARCH)})
     config = SearchConfig(workload, device, python, AllocatorSettings.from_environment(), typed=typed)
     return changed(config, terms)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
@@ -26,7 +26,7 @@ from gpumem_tui.formula.techniques import (
     injected,
     sharded,
 )
-from gpumem_tui.memory import Bucket, Unknown, format_bytes
+from gpumem_tui.memory import GIB, Bucket, Unknown, format_bytes
 from gpumem_tui.plan.answers import LargestOnGpu, TracedAnswer
 from gpumem_tui.plan.combination import Combination, Effect, Techniques
 from gpumem_tui.plan.dialects import sharded_line, spoken, typed_changes, typed_command, with_lines
@@ -459,7 +459,12 @@ def _without(answer: TracedAnswer, change: Technique, buckets: Iterable[Bucket],
     return Effect(change, "formula", before - saved, saved, fit, largest, device_used_bytes=used)
 
 
-def on_every_gpu(plan: CommandPlan) -> list[tuple[CommandPlan, TracedAnswer]]:
+OnGpu = tuple[CommandPlan, TracedAnswer]
+_LARGER_GPUS, _LARGER = 4, 1.02
+"""GPUs larger than the planned one that are printed, and by which factor they are; the JSON has every one."""
+
+
+def on_every_gpu(plan: CommandPlan) -> list[OnGpu]:
     """Return plan and answer on every GPU of the catalog, the smallest first, with what a list shows worked out."""
     finders: dict[int, BatchFinder] = {}
     found = []
@@ -472,6 +477,17 @@ def on_every_gpu(plan: CommandPlan) -> list[tuple[CommandPlan, TracedAnswer]]:
         _ = answer.fit, answer.free_range, answer.spare_bytes, answer.max_batch_size, answer.may_fit_batch_size
         found.append((there, answer))
     return found
+
+
+def few_gpus(plan: CommandPlan, every: Sequence[OnGpu]) -> list[OnGpu]:
+    """Return the smallest GPU that it fits on, the planned one, and the next larger ones that it fits on."""
+    fitting = [(there, found) for there, found in every if found.fit == "fits"]
+    here_bytes, larger = plan.gpu.total_bytes, dict[int, OnGpu]()
+    for there, found in fitting:
+        if there.gpu.total_bytes > here_bytes * _LARGER:
+            larger.setdefault(round(there.gpu.total_bytes / GIB), (there, found))
+    chosen = [there.gpu.name for there, _ in (*fitting[:1], *list(larger.values())[:_LARGER_GPUS])]
+    return [(there, found) for there, found in every if there.gpu.name in (*chosen, plan.gpu.name)]
 
 
 def largest_of_command(plan: CommandPlan) -> tuple[LargestOnGpu, ...]:

@@ -5,10 +5,11 @@ A model's plan and a command's have the same parts; a command has no closed form
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpumem_tui.catalog.shapes import Gpu
-from gpumem_tui.formula.techniques import COST_ORDER, STAGES
+from gpumem_tui.formula.techniques import COST_ORDER, STAGES, NotApplicable
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Unknown, format_bytes, format_range
 from gpumem_tui.plan.answers import (
     Answer,
@@ -27,6 +28,7 @@ from gpumem_tui.plan.command import (
     CommandPlan,
     batch_note,
     exactness,
+    few_gpus,
     on_every_gpu,
     ranks_line,
     techniques_of_command,
@@ -44,14 +46,14 @@ from gpumem_tui.plan.recommended import (
     judged_at_once,
     plan_answer,
     untraced,
-    verdict_line,
 )
 from gpumem_tui.plan.replayed import assignment_of
 from gpumem_tui.plan.speed import by_cost
 from gpumem_tui.report.markdown import bullets, document, sentence, shell, table
 from gpumem_tui.report.objects import reason_of
+from gpumem_tui.report.tables import counted
 from gpumem_tui.search import report
-from gpumem_tui.search.assumed import assumed_lines, not_reached_line
+from gpumem_tui.search.assumed import momentary_line, not_reached_line
 from gpumem_tui.search.beside import share_line
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.words import ENGINE, FIT_ANSWERS, PHASE_WORDS, largest_words, range_line, room_words
@@ -345,19 +347,16 @@ def _traced_verdict(now: Answer, traced: TracedAnswer) -> Iterator[str]:
 
 def _command_verdict(plan: CommandPlan, found: TracedAnswer) -> Iterator[str]:
     traced = found.traced
-    yield f"{verdict_line(found)}."
     if traced.done.ran_out is not None:
         yield "It catches out-of-memory errors, so on another GPU it may settle at another batch."
     if missing := not_reached_line(traced):
         yield sentence(missing)
     if share := share_line(traced, plan.batch_size):
         yield sentence(share)
-    if between := range_line(found.device_used_range, found.unknowns):
-        yield sentence(between)
-    yield sentence(report.context_line(traced))
-    yield f"{report.peak_line(traced, plan.batch_size)}."
-    yield from assumed_lines(traced, plan.batch_size)
-    yield from map(str, traced.notes(plan.batch_size))
+    yield sentence(report.peak_line(traced, plan.batch_size))
+    yield from filter(None, (momentary_line(traced, plan.batch_size),))
+    yield from report.notes_lines(traced.notes(plan.batch_size))
+    yield from report.details_lines(plan.config, traced, plan.batch_size)
     if plan.config.target_batch is not None and plan.accumulation is not None:
         yield f"{report.accumulation_line(plan.config.workload, plan.accumulation)}."
 
@@ -454,11 +453,25 @@ def _tried(plan: CommandPlan, found: TracedAnswer) -> Iterator[str]:
     ]
     columns = ("technique", "saves", "device used", "fits", "largest batch", "cost", "by", "how")
     yield table(columns, rows) if rows else "Nothing was tried."
-    notes = [f"{entry.name}: {entry.reason}" for entry in judged.not_applicable]
+    notes = list(_not_run(judged.not_applicable))
     if any(row.change.key in STAGES for row in judged.helping):
         notes.append(SHARDING_NOT_RUN)
     if notes:
         yield bullets(notes)
+
+
+def _not_run(entries: Sequence[NotApplicable]) -> Iterator[str]:
+    """Yield why each change was not run; those that were skipped for one reason in one line."""
+    skipped: defaultdict[str, list[NotApplicable]] = defaultdict(list)
+    for entry in entries:
+        why = entry.reason.removesuffix(f"; --what-if {entry.key} runs it")
+        if why == entry.reason:
+            yield f"{entry.name}: {why}"
+        else:
+            skipped[why].append(entry)
+    for why, alike in skipped.items():
+        names = ", ".join(entry.name for entry in alike)
+        yield f"{capitalized(why)}: {names}; `--what-if {alike[0].key}` runs one, `--what-if all` every one"
 
 
 # Other batch sizes and GPUs, places and curves
@@ -522,6 +535,8 @@ def _costs(found: Sequence[LargestOnGpu], plan: Plan) -> Iterator[str]:
 
 
 def _on_gpus(plan: CommandPlan) -> str:
+    every = on_every_gpu(plan)
+    few = few_gpus(plan, every)
     rows = [
         (
             there.gpu.whole.title,
@@ -531,9 +546,11 @@ def _on_gpus(plan: CommandPlan) -> str:
             largest_words(found.full_batch_size, found.may_fit_batch_size) or "–",
             exactness(there),
         )
-        for there, found in on_every_gpu(plan)
+        for there, found in few
     ]
-    return table(("GPU", "memory", "fits", "free", "largest batch", "kernels"), rows)
+    listed = table(("GPU", "memory", "fits", "free", "largest batch", "kernels"), rows)
+    more = counted(len(every) - len(few), "more GPU")
+    return f"{listed}\n\n{more}: {report.line_of(plan.config, plan.batch_size, 'plan', '--json')}; on the screen `p`."
 
 
 def _curve(curve: Curve) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from gpumem_tui.causes import INPUTS_ALIKE, TRIES_LONGER, Note
 from gpumem_tui.formula.accumulation import Accumulation, accumulation, tokens_per_global_batch
@@ -17,14 +17,7 @@ from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, format_bytes
 from gpumem_tui.report.objects import reason_of
 from gpumem_tui.report.tables import TextColumn, TextTable, counted
 from gpumem_tui.run.events import Outcome, Ready, TrialDone
-from gpumem_tui.search.assumed import (
-    assumed_line,
-    convolution_lines,
-    momentary_line,
-    not_reached_line,
-    scratch_lines,
-    workspace_lines,
-)
+from gpumem_tui.search.assumed import convolution_lines, momentary_line, not_reached_line, scratch_lines
 from gpumem_tui.search.beside import share_line
 from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.fragmentation import remedy
@@ -37,7 +30,6 @@ from gpumem_tui.search.words import (
     fit_words,
     forward_only_words,
     fused_words,
-    highest_line,
     ledger_lines,
     moment_words,
     peak_error,
@@ -237,10 +229,10 @@ def next_words(config: SearchConfig, traced: Traced, batch_size: int) -> str:
 
 def plan_line(config: SearchConfig, batch_size: int) -> str:
     """Return the complete line to type that plans what was predicted."""
-    return _line(config, batch_size, "plan")
+    return line_of(config, batch_size, "plan")
 
 
-def _line(config: SearchConfig, batch_size: int, *verb: str) -> str:
+def line_of(config: SearchConfig, batch_size: int, *verb: str) -> str:
     """Return the complete line to type that asks another verb, or for more, of what was predicted."""
     command = config.workload.command
     size = ["--batch-size", str(batch_size)] if config.workload.takes_batch else []
@@ -384,7 +376,7 @@ def prediction_lines(
     if isinstance(traced, Traced):
         yield from filter(None, (not_reached_line(traced),))
         yield from _traced_lines(traced, batch_size)
-        yield from _details_lines(config, traced, batch_size, explain=explain)
+        yield from details_lines(config, traced, batch_size, explain=explain)
         if by is not None:
             yield f"\nthe traced peak by {by}"
             yield from composition_lines(traced, batch_size, by)
@@ -397,7 +389,12 @@ def _traced_lines(traced: Traced, batch_size: int) -> Iterator[str]:
     yield from filter(None, (temporaries_line(traced.held_at_peak(batch_size)),))
     kept = cached_line(traced.done.ran_out, replay.peak_reserved_bytes)
     yield from filter(None, (kept, frozen_line(traced, batch_size), momentary_line(traced, batch_size)))
-    yield from (str(note) for note in traced.notes(batch_size) if not _is_detail(note))
+    yield from notes_lines(traced.notes(batch_size))
+
+
+def notes_lines(notes: Iterable[Note]) -> Iterator[str]:
+    """Yield the notes that are no details."""
+    yield from (str(note) for note in notes if not _is_detail(note))
 
 
 def _is_detail(note: Note) -> bool:
@@ -420,14 +417,14 @@ def _details(config: SearchConfig, traced: Traced, batch_size: int) -> Iterator[
     yield from (("inputs", str(note)) for note in traced.notes(batch_size) if _is_detail(note))
 
 
-def _details_lines(config: SearchConfig, traced: Traced, batch_size: int, *, explain: bool) -> Iterator[str]:
+def details_lines(config: SearchConfig, traced: Traced, batch_size: int, *, explain: bool = False) -> Iterator[str]:
     """Yield the details, or one line that names their topics and what to type for them."""
     found = [(topic, line) for topic, line in _details(config, traced, batch_size) if line]
     if explain:
         yield from (line for _, line in found)
     elif found:
         topics = ", ".join(dict.fromkeys(topic for topic, _ in found))
-        yield f"{counted(len(found), 'more line')} ({topics}): {_line(config, batch_size, 'predict', '--explain')}"
+        yield f"{counted(len(found), 'more line')} ({topics}): {line_of(config, batch_size, 'predict', '--explain')}"
 
 
 def begun_lines(config: SearchConfig) -> list[str]:
@@ -441,9 +438,6 @@ def predicted_lines(prediction: Prediction, ready: Ready) -> Iterator[str]:
     yield f"torch {ready.torch_version}, profile {ready.profile}"
     yield from largest_lines(prediction)
     yield from prediction_notes(prediction)
-    if isinstance(traced := prediction.traced, Traced):
-        yield context_line(traced)
-        yield from filter(None, (assumed_line(traced),))
 
 
 def result_lines(
@@ -465,19 +459,16 @@ def result_lines(
         yield from ledger_lines(config, prediction, largest, largest.batch_size)
         if isinstance(traced, Traced):
             yield peak_line(traced, largest.batch_size)
-            yield from workspace_lines(traced, largest.batch_size)
-            yield from filter(None, (highest_line(traced.at(largest.batch_size)),))
+            yield from filter(None, (momentary_line(traced, largest.batch_size),))
         yield ""
-    yield from () if largest is None else map(str, largest.notes)
+    yield from () if largest is None else notes_lines(largest.notes)
     if isinstance(traced, Traced) and (missing := not_reached_line(traced)):
         yield missing
     verified = f"batch {verdict.max_batch_size:,} verified{' on the simulated GPU' if config.device.simulated else ''}"
     checked = f"{verified}, " if verdict.verified else "not verified, " if verdict.outcome == "found" else ""
     yield f"{checked}{counted(verdict.trials, 'trial')}, {verdict.ooms} out of memory"
-    if config.device.simulated and isinstance(traced, Traced) and verdict.safe_batch_size:
-        safe = verdict.safe_batch_size
-        used = range_line(traced.device_used_range(safe), traced.unknowns(safe))
-        yield from [f"batch {safe:,}: {used}"] if used else []
+    if isinstance(traced, Traced) and (size := verdict.safe_batch_size or verdict.max_batch_size):
+        yield from details_lines(config, traced, size)
     yield from (f"  {line}" for line in advice)
     if (steps := wanted_accumulation(config, verdict.safe_batch_size)) is not None:
         yield accumulation_line(config.workload, steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -60,6 +61,38 @@ def test_every_gpu_of_the_catalog_is_answered_by_replay() -> None:
             if most:
                 assert replay(affine().at(most), capacity_bytes).fits
             assert not replay(affine().at(most + 1), capacity_bytes).fits
+
+
+def test_the_report_lists_the_few_gpus_that_matter_and_names_where_the_others_are() -> None:
+    plan = _plan(batch_size=40)
+    _, _, listed = command_plan_markdown(plan).partition("## GPUs\n")
+    rows = re.findall(r"^\| (?!GPU|---)(.+?) \| ([\d.]+) GiB \| (\w+)", listed, re.M)
+    every = on_every_gpu(plan)
+    fitting = [there.gpu for there, found in every if found.fit == "fits"]
+    assert plan.gpu.title in (titles := [title for title, _, _ in rows])
+    assert titles[0] == fitting[0].title
+    assert len(rows) <= 6 < len(every)
+    assert [float(size) for _, size, _ in rows] == sorted({float(size) for _, size, _ in rows})
+    assert all(fits == "yes" for title, _, fits in rows if title != plan.gpu.title)
+    assert f"{len(every) - len(rows)} more GPUs: `gpumem-tui plan --json --batch-size 40 " in listed
+
+
+def test_the_report_has_its_cautions_in_one_line() -> None:
+    text = command_plan_markdown(_plan())
+    assert re.search(
+        r"^- \d more lines? \(.*CUDA context.*\): `gpumem-tui predict --explain --batch-size 8", text, re.M
+    )
+    assert "measured on" not in text
+
+
+def test_changes_that_were_skipped_for_one_reason_are_one_line() -> None:
+    config = command_config()
+    skipped = [
+        Combination((change(key, config),), 8, traced=Unknown(f"skipped, already fits; --what-if {key} runs it"))
+        for key in ("sgd", "adafactor")
+    ]
+    text = command_plan_markdown(_plan(*skipped))
+    assert "- Skipped, already fits: SGD, Adafactor; `--what-if sgd` runs one, `--what-if all` every one\n" in text
 
 
 def test_only_gpus_of_the_same_kind_are_called_exact() -> None:
