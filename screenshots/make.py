@@ -16,13 +16,13 @@ import subprocess
 import sys
 import textwrap
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 from unittest.mock import patch
 
 from rich.console import Console
@@ -32,9 +32,8 @@ from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Alerts
-from gpumem_tui.monitor.probes import ProbeReport
-from gpumem_tui.monitor.report import snapshot_json
 from gpumem_tui.monitor.snapshot import HostProcess
+from gpumem_tui.monitor.wire import HostReport, ReportWriter
 from gpumem_tui.options.workload import WorkloadOptions, simulated_device
 from gpumem_tui.plan.command import CommandRuns
 from gpumem_tui.plan.plan import Plan
@@ -220,9 +219,10 @@ async def _hosts_picture(name: str) -> None:
     with TemporaryDirectory() as folder:
         ssh = Ssh(Path(folder))
         for number, host in enumerate(("node01", "node02")):
-            ssh.says(host, _reading_of_ranks(number))
+            ssh.writes(host, [_line(_reading_of_ranks(number))])
         full = monitor_scene.gpu(0, [monitor_scene.process(4100, 79 * GIB)])
-        ssh.says("ada@lab:2222", snapshot_json(snapshots.machine([full]), Alerts().update(snapshots.machine([full]))))
+        lab = snapshots.machine([full])
+        ssh.writes("ada@lab", [_line(HostReport.of(lab, Alerts().update(lab)))])
         ssh.host("attic", "echo 'ssh: connect to host attic port 22: No route to host' >&2; exit 255")
         hosts = [parse_host(host) for host in ("node01", "node02", "ada@lab:2222", "attic")]
         fleet = Fleet(hosts, ssh.options)
@@ -240,7 +240,12 @@ async def _hosts_picture(name: str) -> None:
                 _write(name, app.export_screenshot(title="gpumem-tui"))
 
 
-def _reading_of_ranks(number: int) -> dict[str, Any]:
+def _line(report: HostReport) -> bytes:
+    """The first line that a host prints."""
+    return ReportWriter().line(report).encode()
+
+
+def _reading_of_ranks(number: int) -> HostReport:
     """A host with four ranks of a job, as its probes say: one is fuller than the others, one is behind."""
     command = "torchrun --nnodes 2 --nproc-per-node 4 finetune.py"
     gpus, listed = [], {}
@@ -250,13 +255,13 @@ def _reading_of_ranks(number: int) -> dict[str, Any]:
         assert isinstance(process.host, HostProcess)
         same = replace(process.host, user="grace", command=command, start_time_s=snapshots.START_S - 7200)
         gpu = monitor_scene.gpu(index, [replace(process, host=same, sm_percent=88 + rank % 5)])
-        gpus.append(replace(gpu, utilization_percent=96 + rank % 3))
+        gpus.append(snapshots.changed(gpu, utilization_percent=96 + rank % 3))
         peak_bytes = (66 if rank == 5 else 59) * GIB
         step = 4195 if rank == 2 else 4210
         listed[gpu.uuid, process.pid] = {
             "rank": rank, "world_size": 8, "step": step, "peak_allocated_bytes": peak_bytes,
         }  # fmt: skip
-    return snapshot_json(snapshots.machine(gpus), (), ProbeReport(said=listed))
+    return HostReport.of(snapshots.machine(gpus), said=listed)
 
 
 def _write(name: str, svg: str) -> None:
@@ -280,7 +285,7 @@ async def _replay_picture(name: str) -> None:
                 monitor_scene.gpu(index, [monitor_scene.process(4100 + index, int(size * GIB))])
                 for index, size in enumerate((held, 22.0))
             ]
-            gpus[1] = replace(gpus[1], temperature_c=96 if 600 <= second < 900 else 61)
+            gpus[1] = snapshots.changed(gpus[1], temperature_c=96 if 600 <= second < 900 else 61)
             snapshot = snapshots.machine(gpus, after_s=second)
             recorder.add(snapshot, alerts.update(snapshot))
         recorder.close()
@@ -411,10 +416,17 @@ PICTURES: Mapping[str, Callable[[str], Awaitable[None]]] = {
 def _main(names: Sequence[str]) -> None:
     if unknown := [name for name in names if name not in PICTURES]:
         sys.exit(f"{', '.join(unknown)}: no such picture; there are {', '.join(PICTURES)}")
+    failed = []
     for name in names or PICTURES:
         began_s = time.monotonic()
-        asyncio.run(_made(PICTURES[name](name)))
-        print(f"{name}: {time.monotonic() - began_s:.0f} s")
+        try:
+            asyncio.run(_made(PICTURES[name](name)))
+        except Exception:  # noqa: BLE001 - the other pictures are made all the same
+            failed.append(name)
+            traceback.print_exc()
+        print(f"{name}: {'failed, ' if name in failed else ''}{time.monotonic() - began_s:.0f} s", flush=True)
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}; `python screenshots/make.py {' '.join(failed)}` makes these alone")
 
 
 async def _made(picture: Awaitable[None]) -> None:
