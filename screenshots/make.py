@@ -421,7 +421,7 @@ def _main(names: Sequence[str]) -> None:
         began_s = time.monotonic()
         try:
             asyncio.run(_made(PICTURES[name](name)))
-        except Exception:  # noqa: BLE001 - the other pictures are made all the same
+        except Exception:  # noqa: BLE001 - the others are still made
             failed.append(name)
             traceback.print_exc()
         print(f"{name}: {'failed, ' if name in failed else ''}{time.monotonic() - began_s:.0f} s", flush=True)

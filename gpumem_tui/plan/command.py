@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -502,6 +503,20 @@ def largest_of_command(plan: CommandPlan) -> tuple[LargestOnGpu, ...]:
 
 
 SHARDING_NOT_RUN = "ZeRO is worked out from the command's own trace, not run"
+
+
+def not_run_lines(entries: Sequence[NotApplicable]) -> Iterator[str]:
+    """Yield why each change was not run; those that were skipped for one reason in one line."""
+    skipped: defaultdict[str, list[NotApplicable]] = defaultdict(list)
+    for entry in entries:
+        why = entry.reason.removesuffix(f"; --what-if {entry.key} runs it")
+        if why == entry.reason:
+            yield f"{entry.name}: {why}"
+        else:
+            skipped[why].append(entry)
+    for why, alike in skipped.items():
+        names = ", ".join(entry.name for entry in alike)
+        yield f"{why[:1].upper()}{why[1:]}: {names}; `--what-if {alike[0].key}` runs one, `--what-if all` every one"
 
 
 def ranks_line(plan: CommandPlan) -> str:

@@ -5,11 +5,10 @@ A model's plan and a command's have the same parts; a command has no closed form
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpumem_tui.catalog.shapes import Gpu
-from gpumem_tui.formula.techniques import COST_ORDER, STAGES, NotApplicable
+from gpumem_tui.formula.techniques import COST_ORDER, STAGES
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Unknown, format_bytes, format_range
 from gpumem_tui.plan.answers import (
     Answer,
@@ -29,6 +28,7 @@ from gpumem_tui.plan.command import (
     batch_note,
     exactness,
     few_gpus,
+    not_run_lines,
     on_every_gpu,
     ranks_line,
     techniques_of_command,
@@ -453,25 +453,11 @@ def _tried(plan: CommandPlan, found: TracedAnswer) -> Iterator[str]:
     ]
     columns = ("technique", "saves", "device used", "fits", "largest batch", "cost", "by", "how")
     yield table(columns, rows) if rows else "Nothing was tried."
-    notes = list(_not_run(judged.not_applicable))
+    notes = list(not_run_lines(judged.not_applicable))
     if any(row.change.key in STAGES for row in judged.helping):
         notes.append(SHARDING_NOT_RUN)
     if notes:
         yield bullets(notes)
-
-
-def _not_run(entries: Sequence[NotApplicable]) -> Iterator[str]:
-    """Yield why each change was not run; those that were skipped for one reason in one line."""
-    skipped: defaultdict[str, list[NotApplicable]] = defaultdict(list)
-    for entry in entries:
-        why = entry.reason.removesuffix(f"; --what-if {entry.key} runs it")
-        if why == entry.reason:
-            yield f"{entry.name}: {why}"
-        else:
-            skipped[why].append(entry)
-    for why, alike in skipped.items():
-        names = ", ".join(entry.name for entry in alike)
-        yield f"{capitalized(why)}: {names}; `--what-if {alike[0].key}` runs one, `--what-if all` every one"
 
 
 # Other batch sizes and GPUs, places and curves
