@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import mmap
-import zlib
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import msgspec
 from msgspec.structs import replace as replaced
 
+from gpumem_tui.snapshots.kinds import BROKEN, FileKind, folder_words, head_of, kind_of, unpacker_of, what_to_type
 from gpumem_tui.snapshots.model import (
     NO_STACK,
     Annotation,
@@ -234,11 +235,12 @@ def _block(block: _BlockDocument, address: int, stack_of: StackOf) -> SnapshotBl
 
 # Files
 
-_GZIP, _ZIP, _PICKLE = b"\x1f\x8b", b"PK\x03\x04", 0x80
+_PICKLE = 0x80
 _JSON_STARTS = b"{[ \t\r\n"
-MOST_UNPACKED_BYTES = 1 << 30
-"""A gzipped file may unpack to this much; a larger snapshot is read as it is."""
+MOST_UNPACKED_BYTES = 8 << 30
+"""A packed file may unpack to this much, in a temporary file; a larger snapshot is read as it is."""
 _CHUNK_BYTES = 1 << 20
+_WRITE = "write one with torch.cuda.memory._dump_snapshot('snapshot.pickle')"
 
 
 def read_snapshot(path: Path, progress: Progress = lambda _: None) -> MemorySnapshot:
@@ -251,13 +253,20 @@ def read_snapshot(path: Path, progress: Progress = lambda _: None) -> MemorySnap
         SnapshotError: there is no such file, it cannot be read, or it is no snapshot; one line with its name.
     """
     try:
+        if path.is_dir():
+            raise SnapshotError(folder_words(path))
+        if path.exists() and not path.is_file():
+            raise SnapshotError("is a pipe or a device: write its content to a file first")
         with path.open("rb") as file:
             size_bytes = file.seek(0, io.SEEK_END)
             if not size_bytes:
-                raise SnapshotError("is empty")
-            with closing(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) as mapped:
-                data: Data = _unpacked(file) if mapped[:2] == _GZIP else mapped
-                return replace(_read(data, progress), name=shortened(path.name, 80), size_bytes=size_bytes)
+                raise SnapshotError(f"is empty: {_WRITE}")
+            kind = kind_of(head_of(file), path.name)
+            if kind is not None and not kind.may_be_snapshot:
+                raise SnapshotError(what_to_type(kind, path))
+            with _unpacked(file) as plain, closing(mmap.mmap(plain.fileno(), 0, access=mmap.ACCESS_READ)) as data:
+                found = _read_as(kind, data, path, progress)
+            return replace(found, name=shortened(path.name, 80), size_bytes=size_bytes)
     except SnapshotError as error:
         raise SnapshotError(f"{shortened(str(path), 200)} {error}") from error
     except (OSError, ValueError) as error:
@@ -267,20 +276,37 @@ def read_snapshot(path: Path, progress: Progress = lambda _: None) -> MemorySnap
         raise SnapshotError(f"{shortened(str(path), 200)} takes more memory than there is") from error
 
 
-def _unpacked(file: io.BufferedReader) -> bytes:
-    file.seek(0)
-    parts: list[bytes] = []
-    unpacked = 0
+def _read_as(kind: FileKind | None, data: Data, path: Path, progress: Progress) -> MemorySnapshot:
     try:
-        with gzip.open(file) as stream:
-            while part := stream.read(_CHUNK_BYTES):
-                parts.append(part)
-                unpacked += len(part)
-                if unpacked > MOST_UNPACKED_BYTES:
-                    raise SnapshotError(f"unpacks to more than {MOST_UNPACKED_BYTES >> 30} GiB: unpack it first")
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise SnapshotError("is a broken gzip file") from error
-    return b"".join(parts)
+        return _read(data, progress)
+    except SnapshotError as error:
+        if kind is None or kind.is_snapshot:
+            raise
+        raise SnapshotError(what_to_type(kind, path)) from error
+
+
+@contextmanager
+def _unpacked(file: BinaryIO) -> Iterator[BinaryIO]:
+    """Return the file itself, or what it unpacks to in a temporary one: memory holds no more than a chunk of it."""
+    file.seek(0)
+    unpack = unpacker_of(file.read(8))
+    file.seek(0)
+    if unpack is None:
+        yield file
+        return
+    with tempfile.TemporaryFile() as plain:
+        try:
+            with unpack(file) as stream:
+                while part := stream.read(_CHUNK_BYTES):
+                    if plain.tell() + len(part) > MOST_UNPACKED_BYTES:
+                        raise SnapshotError(f"unpacks to more than {MOST_UNPACKED_BYTES >> 30} GiB: unpack it first")
+                    plain.write(part)
+        except BROKEN as error:
+            raise SnapshotError("is a broken packed file: pack or copy it again") from error
+        if not plain.tell():
+            raise SnapshotError("unpacks to an empty file: write the snapshot again")
+        plain.flush()
+        yield cast("BinaryIO", plain)
 
 
 def _read(data: Data, progress: Progress) -> MemorySnapshot:
@@ -291,9 +317,7 @@ def _read(data: Data, progress: Progress) -> MemorySnapshot:
         document, histories, kind = read_json(data, stacks)
         progress(1.0)
         return _snapshot(kind, document, histories, stacks, stack_of_values(stacks))
-    if data[: len(_ZIP)] == _ZIP:
-        raise SnapshotError("is a zip file, as torch.save writes checkpoints: no memory snapshot")
-    raise SnapshotError("is no memory snapshot: neither a pickle nor JSON")
+    raise SnapshotError(f"is no memory snapshot, neither a pickle nor JSON: {_WRITE}")
 
 
 def _read_pickle(data: Data, stacks: Stacks, progress: Progress) -> MemorySnapshot:
@@ -302,7 +326,7 @@ def _read_pickle(data: Data, stacks: Stacks, progress: Progress) -> MemorySnapsh
     if isinstance(value, list):  # of torch.cuda.memory_snapshot(): segments only
         value = {"segments": value}
     if not isinstance(value, dict) or "segments" not in value:
-        raise SnapshotError("is no memory snapshot: a pickle of something else")
+        raise SnapshotError(f"is no memory snapshot, but a pickle of something else: {_WRITE}")
     traces, settings = value.get("device_traces") or [], value.get("allocator_settings")
     histories = [_history_of(trace) for trace in traces] if isinstance(traces, list) else []
     document = SnapshotDocument(

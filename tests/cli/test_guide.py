@@ -70,6 +70,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "config.json").write_text(json.dumps(_CONFIG))
     snapshot = ["predict", "--gpu", "sim:h100-80gb", "--snapshot", "snapshot.pickle", "--", "python", "train.py"]
     subprocess.run([sys.executable, "-m", "gpumem_tui", *snapshot], cwd=folder, check=True, capture_output=True)
+    for name in ("before.pickle", "after.pickle"):
+        shutil.copy(folder / "snapshot.pickle", folder / name)
     return folder
 
 
