@@ -20,14 +20,14 @@ def printed() -> dict[str, tuple[type[JsonObject], ...]]:
     from gpumem_tui.plan.printed import CommandPlanObject, PlanObject, SolveObject
     from gpumem_tui.search.printed import PredictObject, ResultLine, TrialLine
     from gpumem_tui.search.serving import ServeObject
-    from gpumem_tui.snapshots.printed import SnapshotObject
+    from gpumem_tui.snapshots.printed import ComparisonObject, SnapshotObject
     from gpumem_tui.watch.printed import LookLine
 
     return {
         "predict": (PredictObject, ServeObject),
         "plan": (PlanObject, CommandPlanObject, SolveObject),
         "search": (TrialLine, ResultLine),
-        "look": (SnapshotObject, LookLine),
+        "look": (SnapshotObject, ComparisonObject, LookLine),
         "free": (FreeObject,),
         "doctor": (ChecksObject, CalibrationsObject),
         "models": (ModelsObject,),

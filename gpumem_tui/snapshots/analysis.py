@@ -12,7 +12,7 @@ from gpumem_tui.snapshots import model
 from gpumem_tui.snapshots.fragmentation import FailedRequest, out_of_memory
 from gpumem_tui.snapshots.model import EventHistory, MemorySnapshot, Segment, SnapshotBlock
 from gpumem_tui.snapshots.pickles import Progress
-from gpumem_tui.snapshots.states import BlockState, Places, Rules, first_state, frame_text
+from gpumem_tui.snapshots.states import BlockState, Places, Rules, first_state, frame_text, last_state
 
 _POINTS = 600
 """Points of the timeline: as many as a wide screen has columns, times a few."""
@@ -59,11 +59,13 @@ class Analysis:
     Attributes:
         duration_s: from the first event to the last; None where the file has no times.
         peak_event: after which most bytes are allocated; -1 for before the first.
-        end_allocated_bytes, end_reserved_bytes: when the snapshot was taken.
+        end_allocated_bytes, end_reserved_bytes: when the snapshot was taken; `end_by_line`: what was held then.
         difference_bytes: what the file's end has beyond what its events lead to: 0 unless the file lacks events.
         categories_from: whether the file names categories, or stacks tell them.
         segments: when the snapshot was taken, the largest first.
         marks: annotations, each at the number of the event that follows.
+        is_recorded: whether there are events; else the peak is what was held as the file was written.
+        missing: what the file lacks and how to record it, a sentence each.
     """
 
     device: int
@@ -82,9 +84,12 @@ class Analysis:
     by_category: tuple[Part, ...]
     by_line: tuple[Part, ...]
     by_stack: tuple[Part, ...]
+    end_by_line: tuple[Part, ...]
     segments: tuple[Segment, ...]
     ooms: tuple[FailedRequest, ...]
     marks: tuple[tuple[int, str], ...]
+    is_recorded: bool
+    missing: tuple[str, ...]
 
     @property
     def stranded_bytes(self) -> int:
@@ -102,13 +107,17 @@ class Analysis:
         return max((segment.largest_free_bytes for segment in self.segments), default=0)
 
     @property
-    def gap(self) -> str:
-        """The meaning of `difference_bytes` in words; "" where it has none."""
+    def notes(self) -> tuple[str, ...]:
+        """The facts to know about the file besides the answer, which has the first of `missing` without events."""
+        return *self._gap(), *self.missing[0 if self.is_recorded else 1 :]
+
+    def _gap(self) -> Iterator[str]:
+        """Yield the meaning of `difference_bytes` in words, if it has one."""
         if not self.difference_bytes:
-            return ""
+            return
         size = format_bytes(abs(self.difference_bytes))
         way = "less" if self.difference_bytes > 0 else "more"
-        return f"the events lead to {size} {way} than the file has at its end: its history is not whole"
+        yield f"the events lead to {size} {way} than the file has at its end: its history is not whole"
 
 
 def analyse(snapshot: MemorySnapshot, device: int, progress: Progress = lambda _: None) -> Analysis:
@@ -122,6 +131,7 @@ def analyse(snapshot: MemorySnapshot, device: int, progress: Progress = lambda _
     held = [block for block in at_peak.held.values() if block.is_allocated]
     segments = [segment for segment in snapshot.segments if segment.device == device]
     allocated = sum(block.size_bytes for segment in segments for block in segment.blocks if block.is_allocated)
+    end_held = [block for block in last_state(snapshot, device)[0].values() if block.is_allocated]
     times = [time for time in (history.times_us[:1] + history.times_us[-1:]) if time]
     return Analysis(
         device=device,
@@ -140,10 +150,39 @@ def analyse(snapshot: MemorySnapshot, device: int, progress: Progress = lambda _
         by_category=_parts(held, places, places.category),
         by_line=_parts(held, places, places.place),
         by_stack=_stacks(held, places),
+        end_by_line=_parts(end_held, places, places.place),
         segments=tuple(sorted(segments, key=lambda segment: (-segment.size_bytes, segment.address))),
         ooms=tuple(course.ooms),
         marks=tuple(_marks(snapshot, device)),
+        is_recorded=history.is_recorded,
+        missing=tuple(_missing(snapshot, device)),
     )
+
+
+_RECORD = "call torch.cuda.memory._record_memory_history() before the model is made"
+
+
+def _missing(snapshot: MemorySnapshot, device: int) -> Iterator[str]:
+    """Yield what was not recorded (the arguments of `_record_memory_history` in torch/cuda/memory.py)."""
+    history = snapshot.history(device)
+    has_stacks = len(snapshot.stacks) > 1
+    if not history.is_recorded and not any(segment.device == device for segment in snapshot.segments):
+        yield f"the file holds no memory and no events: {_RECORD}, and write the file while the model is on the GPU"
+    elif not history.is_recorded and not has_stacks:
+        yield f"no history was recorded, so the peak and the source lines are unknown: {_RECORD}"
+    elif not history.is_recorded:
+        yield (
+            "no events were recorded (enabled='state'), so the peak is unknown: "
+            "call torch.cuda.memory._record_memory_history(enabled='all')"
+        )
+    elif not has_stacks and snapshot.kind != "reduced JSON":
+        yield (
+            "no stacks were recorded, so source lines are unknown: "
+            "call torch.cuda.memory._record_memory_history(context='all')"
+        )
+    if snapshot.unused_devices:
+        names = ", ".join(f"cuda:{number}" for number in snapshot.unused_devices)
+        yield f"nothing of {names} is in the file: no memory held, no events"
 
 
 class _Course:

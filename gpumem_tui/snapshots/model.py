@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -78,8 +79,12 @@ class Stacks:
         return tuple(self.frames[frame] for frame in self._stacks[number])
 
     def frame(self, file: object, line: object, function: object) -> int:
-        """Return the number of a frame; what is no text or number in it counts as not known."""
-        found = Frame(_text(file), line if isinstance(line, int) and 0 <= line < _MOST_LINES else 0, _text(function))
+        """Return the number of a frame; what is no text or number in it counts as not known.
+
+        A path of Windows has slashes from here on, as every other.
+        """
+        number = line if isinstance(line, int) and 0 <= line < _MOST_LINES else 0
+        found = Frame(_with_slashes(_text(file)), number, _text(function))
         if found not in self._frame_numbers:
             self._frame_numbers[found] = len(self.frames)
             self.frames.append(found)
@@ -95,6 +100,14 @@ class Stacks:
 
 def _text(value: object) -> str:
     return shortened(value, _LONGEST_TEXT) if isinstance(value, str) else ""
+
+
+_WINDOWS_PATH = re.compile(r"(?:[A-Za-z]:[\\/]|\\\\|[^/]*\\[^/]*$)")
+"""A drive, a server, or separators that are all backslashes (Python's `ntpath`)."""
+
+
+def _with_slashes(file: str) -> str:
+    return file.replace("\\", "/") if "\\" in file and _WINDOWS_PATH.match(file) else file
 
 
 @dataclass
@@ -119,6 +132,11 @@ class EventHistory:
 
     def __len__(self) -> int:
         return len(self.actions)
+
+    @property
+    def is_recorded(self) -> bool:
+        """Return whether there is an event of memory; the one that marks that a snapshot was taken is none."""
+        return any(self.actions.count(action) for action in range(SNAPSHOT))
 
     def append(  # noqa: PLR0913 - a column each
         self, action: str, address: int, size_bytes: int, stream: int, time_us: int = 0, stack: int = NO_STACK,
@@ -260,9 +278,14 @@ class MemorySnapshot:
 
     @property
     def devices(self) -> list[int]:
-        """The devices that the file states anything of; [0] for an empty file."""
+        """The devices that hold memory or have events of it; [0] for a file without any."""
         named = {segment.device for segment in self.segments}
-        return sorted(named | {device for device, history in enumerate(self.histories) if len(history)}) or [0]
+        return sorted(named | {device for device, history in enumerate(self.histories) if history.is_recorded}) or [0]
+
+    @property
+    def unused_devices(self) -> list[int]:
+        """The devices that the file has a place for, and nothing else of."""
+        return [device for device in range(len(self.histories)) if device not in self.devices]
 
     def history(self, device: int) -> EventHistory:
         """Return what happened on a device."""

@@ -1,4 +1,4 @@
-"""The JSON of `look FILE --json`: a snapshot's analysis, as types."""
+"""The JSON of `look FILE --json`: a snapshot's analysis, or how two differ, as types."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from gpumem_tui.report.objects import SCHEMA, JsonObject
 from gpumem_tui.snapshots.analysis import Analysis, Part
+from gpumem_tui.snapshots.comparison import Comparison, MemoryChange, answer_words
 from gpumem_tui.snapshots.fragmentation import FailedRequest
 from gpumem_tui.snapshots.model import MemorySnapshot, Segment
 
@@ -103,6 +104,7 @@ class _Device(JsonObject, frozen=True):
     categories_from: str
     timeline: tuple[tuple[int, int, int, tuple[int, ...]], ...]
     marks: tuple[_Mark, ...]
+    missing: tuple[str, ...]
     segments: _Segments
     out_of_memory: tuple[FailedRequest, ...]
 
@@ -131,6 +133,7 @@ class _Device(JsonObject, frozen=True):
                 for point in found.timeline
             ),
             marks=tuple(_Mark(event=event, name=name) for event, name in found.marks),
+            missing=found.missing,
             segments=_Segments(
                 stranded_bytes=found.stranded_bytes,
                 returnable_bytes=found.returnable_bytes,
@@ -168,3 +171,72 @@ class SnapshotObject(JsonObject, frozen=True):
             },
             devices=tuple(map(_Device.of, analyses)),
         )
+
+
+class _SnapshotFile(JsonObject, frozen=True):
+    file: str
+    kind: str
+    file_bytes: int
+
+
+class _Change(JsonObject, frozen=True):
+    name: str
+    before_bytes: int
+    after_bytes: int
+    category: str | UnsetType = UNSET
+    before_blocks: int | UnsetType = UNSET
+    after_blocks: int | UnsetType = UNSET
+
+    @classmethod
+    def of_line(cls, row: MemoryChange) -> _Change:
+        """Return a source line's bytes and blocks in both."""
+        return cls(row.name, row.before_bytes, row.after_bytes, row.category, row.before_blocks, row.after_blocks)
+
+
+class _DeviceChange(JsonObject, frozen=True):
+    """One device of two snapshots. `compared`: whether at the peaks, or what was held when each file was written."""
+
+    before_device: int
+    after_device: int
+    answer: str
+    compared: Literal["at the peak", "when written"]
+    one_run: bool
+    figures: tuple[_Change, ...]
+    before_segments: int
+    after_segments: int
+    by_category: tuple[_Change, ...]
+    by_source: tuple[_Change, ...]
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, found: Comparison) -> _DeviceChange:
+        """Return how a device differs."""
+        return cls(
+            before_device=found.before.device,
+            after_device=found.after.device,
+            answer=answer_words(found),
+            compared="at the peak" if found.at_peak else "when written",
+            one_run=found.is_one_run,
+            figures=tuple(_Change(*figure) for figure in found.figures),
+            before_segments=len(found.before.segments),
+            after_segments=len(found.after.segments),
+            by_category=tuple(_Change(row.name, row.before_bytes, row.after_bytes) for row in found.by_category),
+            by_source=tuple(map(_Change.of_line, found.by_line[:_MOST_PARTS])),
+            notes=found.notes,
+        )
+
+
+class ComparisonObject(JsonObject, frozen=True):
+    """The object that `look BEFORE AFTER --json` prints."""
+
+    schema: Literal[1]
+    event: Literal["comparison"]
+    before: _SnapshotFile
+    after: _SnapshotFile
+    devices: tuple[_DeviceChange, ...]
+
+    @classmethod
+    def of(cls, before: MemorySnapshot, after: MemorySnapshot, found: Sequence[Comparison]) -> ComparisonObject:
+        """Return how two files differ."""
+        one, other = (_SnapshotFile(file=it.name, kind=it.kind, file_bytes=it.size_bytes) for it in (before, after))
+        return cls(SCHEMA, "comparison", one, other, tuple(map(_DeviceChange.of, found)))

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gpumem_tui.memory import format_bytes, format_count
-from gpumem_tui.report.tables import largest_first
+from gpumem_tui.report.tables import counted, largest_first
 from gpumem_tui.snapshots.analysis import Analysis, Part
+from gpumem_tui.snapshots.comparison import Comparison, MemoryChange, signed
+from gpumem_tui.snapshots.comparison import answer_words as change_words
 from gpumem_tui.snapshots.fragmentation import FailedRequest
 from gpumem_tui.snapshots.model import MemorySnapshot, Segment
+from gpumem_tui.snapshots.states import NOT_RECORDED
 
 _MOST_PLACES = 20
 _MOST_STACKS = 5
@@ -28,12 +31,76 @@ def snapshot_lines(snapshot: MemorySnapshot, analyses: Sequence[Analysis]) -> It
         yield from _device_lines(analysis)
 
 
+def comparison_lines(before: MemorySnapshot, after: MemorySnapshot, found: Sequence[Comparison]) -> Iterator[str]:
+    """Yield how two files differ: the answer first, a line a device."""
+    several = len(found) > 1
+    yield from (f"{f'cuda:{one.after.device}: ' if several else ''}{change_words(one)}" for one in found)
+    yield (
+        f"{before.name} ({before.kind}, {format_bytes(before.size_bytes)}) → {after.name} ({after.kind}, "
+        f"{format_bytes(after.size_bytes)})"
+    )
+    for one in found:
+        yield from _change_lines(one)
+
+
+def _change_lines(found: Comparison) -> Iterator[str]:
+    yield f"\ncuda:{found.after.device} · compared {found.moment}"
+    yield from found.notes
+    yield f"\n{'before':>{_SIZE_WIDTH}}  {'after':>{_SIZE_WIDTH}}  {'change':>{_SIZE_WIDTH}}"
+    for title, one, other in found.figures:
+        yield _changed(one, other, title)
+    one, other = len(found.before.segments), len(found.after.segments)
+    yield f"{one:>{_SIZE_WIDTH},}  {other:>{_SIZE_WIDTH},}  {other - one:>+{_SIZE_WIDTH},}  segments"
+    for title, rows in (
+        ("by category", found.by_category),
+        ("more, by source line", [row for row in found.by_line if row.bytes_more > 0]),
+        ("freed, by source line", [row for row in found.by_line if row.bytes_more < 0]),
+    ):
+        if rows:
+            yield f"\n{title}"
+        yield from largest_first(
+            rows,
+            _MOST_PLACES,
+            lambda row: _changed(row.before_bytes, row.after_bytes, line_words(row)),
+            lambda rest: _changed(
+                sum(row.before_bytes for row in rest),
+                sum(row.after_bytes for row in rest),
+                f"{len(rest):,} smaller ones",
+            ),
+        )
+
+
+def line_words(row: MemoryChange) -> str:
+    """Return a category, or a line with its category and its number of blocks."""
+    if not row.category:
+        return row.name
+    blocks = f", {row.before_blocks:,} → {row.after_blocks:,} blocks" if row.before_blocks != row.after_blocks else ""
+    return f"{row.name} ({row.category}{blocks})"
+
+
+def _changed(before_bytes: int, after_bytes: int, text: str) -> str:
+    sizes = (format_bytes(before_bytes), format_bytes(after_bytes), signed(after_bytes - before_bytes))
+    return f"{'  '.join(f'{size:>{_SIZE_WIDTH}}' for size in sizes)}  {text}"
+
+
 def answer_words(analysis: Analysis) -> str:
-    """Return why the last request found no room; where all did, the peak and what holds most of it."""
+    """Return why the last request found no room; where all did, the peak and what holds most of it.
+
+    Without events it is what was held as the file was written, and how to record more.
+    """
     if analysis.ooms:
         return f"Out of memory: {analysis.ooms[-1].explanation[0]}"
     most = max(analysis.by_category, key=lambda part: part.size_bytes, default=None)
     held = "" if most is None else f", most of it {most.name} ({format_bytes(most.size_bytes)})"
+    if not analysis.is_recorded:
+        lacking = analysis.missing[0]
+        if not analysis.end_reserved_bytes:
+            return f"{lacking[0].upper()}{lacking[1:]}"
+        return (
+            f"{format_bytes(analysis.end_allocated_bytes)} allocated when the file was written"
+            f"{'' if most is None or most.name == NOT_RECORDED else held}; "
+            f"{format_bytes(analysis.end_reserved_bytes)} reserved; {lacking}"
+        )
     return (
         f"Peak {format_bytes(analysis.peak_allocated_bytes)} allocated{held}; "
         f"{format_bytes(analysis.peak_reserved_bytes)} reserved"
@@ -42,28 +109,39 @@ def answer_words(analysis: Analysis) -> str:
 
 def _device_lines(analysis: Analysis) -> Iterator[str]:
     lasted = "" if analysis.duration_s is None else f" in {analysis.duration_s:.3g} s"
-    yield f"\ncuda:{analysis.device} · {format_count(analysis.events)} events{lasted}"
-    yield (
-        f"peak {format_bytes(analysis.peak_allocated_bytes)} allocated, at event {analysis.peak_event:,}; "
-        f"{format_bytes(analysis.peak_reserved_bytes)} reserved at most"
-    )
+    yield f"\ncuda:{analysis.device} · {event_count(analysis.events)}{lasted}"
+    if analysis.is_recorded:
+        yield (
+            f"peak {format_bytes(analysis.peak_allocated_bytes)} allocated, {when(analysis.peak_event)}; "
+            f"{format_bytes(analysis.peak_reserved_bytes)} reserved at most"
+        )
     yield (
         f"when written {format_bytes(analysis.end_allocated_bytes)} allocated, "
         f"{format_bytes(analysis.end_reserved_bytes)} reserved"
     )
-    if analysis.difference_bytes:
-        yield analysis.gap
-    if analysis.events:
+    yield from analysis.notes
+    if analysis.is_recorded:
         yield "\nallocated over the events"
         yield from _plot(analysis)
     for oom in analysis.ooms[-1:]:
         yield f"\nout of memory at event {oom.event:,}, {oom.line}"
         yield from (f"  {line}" for line in oom.explanation)
         yield from _pin_lines(oom)
-    yield from _part_lines(f"the peak by category (from {analysis.categories_from})", analysis.by_category)
-    yield from _part_lines("the peak by source line", analysis.by_line)
-    yield from _stack_lines(analysis)
+    what = "the peak" if analysis.is_recorded else "held when written"
+    yield from _part_lines(f"{what} by category (from {analysis.categories_from})", analysis.by_category)
+    yield from _part_lines(f"{what} by source line", analysis.by_line)
+    yield from _stack_lines(analysis, what)
     yield from _segment_lines(analysis)
+
+
+def event_count(events: int) -> str:
+    """Return a number of events in words."""
+    return f"{format_count(events)} {'event' if events == 1 else 'events'}"
+
+
+def when(event: int) -> str:
+    """Return the moment after an event in words; -1 is before the first."""
+    return "before the first event" if event < 0 else f"at event {event:,}"
 
 
 def _plot(analysis: Analysis) -> Iterator[str]:
@@ -100,11 +178,11 @@ def _blocks(part: Part) -> str:
     return f" ({part.blocks:,} blocks)" if part.blocks > 1 else ""
 
 
-def _stack_lines(analysis: Analysis) -> Iterator[str]:
+def _stack_lines(analysis: Analysis, what: str) -> Iterator[str]:
     stacks = [part for part in analysis.by_stack if part.frames]
     if not stacks:
         return
-    yield "\nthe peak by stack, the innermost frame first"
+    yield f"\n{what} by stack, the innermost frame first"
     for part in stacks[:_MOST_STACKS]:
         yield _sized(part.size_bytes, f"{part.frames[0]}{_blocks(part)}")
         yield from (f"{'':>{_SIZE_WIDTH}}    {frame}" for frame in part.frames[1:_MOST_SHOWN_FRAMES])
@@ -125,7 +203,7 @@ def _segment_lines(analysis: Analysis) -> Iterator[str]:
     if not analysis.segments:
         return
     yield (
-        f"\n{len(analysis.segments):,} segments when written: "
+        f"\n{counted(len(analysis.segments), 'segment')} when written: "
         f"{format_bytes(analysis.stranded_bytes)} free between blocks, "
         f"{format_bytes(analysis.returnable_bytes)} in wholly free segments, "
         f"the largest free piece {format_bytes(analysis.largest_free_bytes)}"

@@ -278,6 +278,7 @@ def _memory_of_event(device: int, history: EventHistory, event: int) -> Segment:
 
 NOWHERE = "no stack"
 _BEFORE_RECORDING = "before the recording"
+NOT_RECORDED = "not recorded"
 _PARAMETERS, _FORWARD, _BACKWARD, _OPTIMIZER, _OTHER = "model", "forward", "backward", "optimizer", "elsewhere"
 _TITLES = {bucket.value: bucket.title for bucket in Bucket}
 _MAKES_MODEL = {"_apply", "convert", "reset_parameters"}
@@ -302,6 +303,7 @@ class Places:
         self._lines: dict[int, str] = {}
         self._categories: dict[int, str] = {}
         self._are_events_placed = any(any(history.stacks) for history in snapshot.histories)
+        self._before = _BEFORE_RECORDING if any(history.is_recorded for history in snapshot.histories) else NOT_RECORDED
         self.are_categories_named = any(
             any(history.categories) for history in snapshot.histories
         ) or any(block.category for segment in snapshot.segments for block in segment.blocks)  # fmt: skip
@@ -323,7 +325,7 @@ class Places:
         if held.stack != NO_STACK:
             return self.line(held.stack)
         if held.event == BEFORE:
-            return _BEFORE_RECORDING
+            return self._before
         return _IN_AUTOGRAD if self._are_events_placed else NOWHERE
 
     def operator(self, stack: int) -> str:
@@ -373,13 +375,17 @@ def _line(frames: Sequence[Frame]) -> str:
     return _IN_AUTOGRAD if any(_ENGINE in frame.function for frame in frames) else ""
 
 
+_PYTHONS_OWN = re.compile(r"[A-Za-z]:/(?:.*/)?(?:[^/]*(?:python|conda|env)[^/]*|envs/[^/]+)/Lib/", re.IGNORECASE)
+"""Python's own library on Windows: `Lib` of an installation, of Anaconda or of an environment."""
+
+
 def _is_program(file: str) -> bool:
     """Neither torch's nor Python's own, and Python at all; notebooks' cells have names of their own."""
     if not file.endswith(".py") and "ipython-input" not in file and "ipykernel" not in file:
         return False
     if "/torch/" in file or file.startswith("torch/"):
         return False
-    return "/lib/python3" not in file or "-packages/" in file
+    return "-packages/" in file or ("/lib/python3" not in file and not _PYTHONS_OWN.match(file))
 
 
 def _part_of_training(frames: Sequence[Frame]) -> str:

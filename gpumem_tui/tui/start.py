@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpumem_tui.remote.connection import Fleet
     from gpumem_tui.search.config import SearchConfig
     from gpumem_tui.snapshots.analysis import Analysis
+    from gpumem_tui.snapshots.comparison import Comparison
     from gpumem_tui.snapshots.model import MemorySnapshot
     from gpumem_tui.tui.kit.main_screen import Act, MainScreen, ScreenName
     from gpumem_tui.watch.live import LiveProbes
@@ -183,6 +184,18 @@ def open_snapshot(snapshot: MemorySnapshot, analyses: Sequence[Analysis]) -> int
 
     settings = load()
     return _run({**_usual(settings), "snapshot": lambda: SnapshotScreen(snapshot, analyses)}, "snapshot", settings)
+
+
+def open_comparison(before: MemorySnapshot, after: MemorySnapshot, found: Sequence[Comparison]) -> int:
+    """Open on two memory snapshots that were read, and return the exit code.
+
+    Args:
+        found: their devices, compared.
+    """
+    from gpumem_tui.tui.snapshot.comparison import ComparisonScreen
+
+    settings = load()
+    return _run({**_usual(settings), "snapshot": lambda: ComparisonScreen(before, after, found)}, "snapshot", settings)
 
 
 def open_run(command: TerminalCommand, words: str, settings: Settings) -> tuple[int, Sequence[str]]:

@@ -56,9 +56,38 @@ def test_what_is_no_snapshot_is_one_line_and_code_2(program: Program, tmp_path: 
         (["missing.pickle"], "missing.pickle: No such file"),
         (["999999999"], "there is no process 999999999"),
         (["x.pickle", "--json", "--plain"], "--json and --plain: give only one of them"),
+        (["x.pickle", "y.pickle", "z.pickle"], "give one FILE, or two to compare"),
+        (["999999999", "--html", "x.html"], "--html is for files"),
     ],
 )
 def test_bad_input(program: Program, arguments: list[str], said: str) -> None:
     done = program("look", *arguments)
     assert done.code == 2
     assert said in done.err
+
+
+def test_two_files_are_compared(program: Program, tmp_path: Path) -> None:
+    before, after = written(tmp_path, files.training(), "a.pickle"), written(tmp_path, files.fragmented(), "b.pickle")
+    done = program("look", str(before), str(after))
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("-60.0 MiB (100.0 MiB → 40.0 MiB allocated at the peak): -40.0 MiB model at")
+    done = program("look", str(before), str(after), "--json")
+    (device,) = json.loads(done.out)["devices"]
+    assert done.out.count("\n") == 1
+    assert device["figures"][0] == {
+        "name": "allocated at the peak", "before_bytes": 100 * MIB, "after_bytes": 40 * MIB,
+    }  # fmt: skip
+    for by in ("by_category", "by_source"):
+        assert sum(row["after_bytes"] - row["before_bytes"] for row in device[by]) == -60 * MIB
+
+
+def test_a_page_is_written_beside_the_answer(program: Program, tmp_path: Path) -> None:
+    path, page = written(tmp_path, files.fragmented()), tmp_path / "out.html"
+    done = program("look", str(path), "--html", str(page))
+    assert done.code == 0
+    assert done.out.splitlines() == [program("look", str(path)).out.splitlines()[0]]
+    assert done.err == f"{page}: a page of {page.stat().st_size >> 10} KiB, open it in a browser\n"
+    assert "Out of memory at event 4" in page.read_text()
+    done = program("look", str(path), str(path), "--html", str(tmp_path / "no" / "out.html"))
+    assert done.code == 2
+    assert "No such file or directory; give another name" in done.err

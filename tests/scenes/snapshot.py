@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gpumem_tui.memory import MIB, Bucket
 from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder
 from gpumem_tui.snapshots.analysis import analyse
+from gpumem_tui.snapshots.comparison import compare
 from gpumem_tui.snapshots.read import read_snapshot
 from gpumem_tui.snapshots.recording import record, snapshot
 from gpumem_tui.step import Phase, Site
 from gpumem_tui.tui.app import GpuMemApp
+from gpumem_tui.tui.snapshot.comparison import ComparisonScreen
 from gpumem_tui.tui.snapshot.screen import SnapshotScreen
 from tests.scenes.search import noon
 from tests.snapshots.files import written
@@ -62,6 +65,17 @@ def fits() -> dict[str, Any]:
 def out_of_memory() -> dict[str, Any]:
     """One whose third step is too large for 2 GiB."""
     return snapshot(record(training(growth=12), 2048 * MIB))
+
+
+def comparison_app(folder: Path, before: dict[str, Any], after: dict[str, Any]) -> GpuMemApp:
+    """The program on two snapshots."""
+    taken = []
+    for name, body in (("before.pickle", before), ("after.pickle", after)):
+        found = read_snapshot(written(folder, body, name))
+        taken.append((found, [analyse(found, device) for device in found.devices]))
+    compared = compare(taken[0], taken[1])
+    screen = partial(ComparisonScreen, taken[0][0], taken[1][0], compared, clock=noon)
+    return GpuMemApp({"snapshot": screen}, "snapshot")
 
 
 def snapshot_app(folder: Path, body: dict[str, Any]) -> GpuMemApp:

@@ -15,7 +15,7 @@ from gpumem_tui.snapshots.model import MemorySnapshot
 from gpumem_tui.snapshots.read import read_snapshot
 from gpumem_tui.snapshots.recording import record
 from gpumem_tui.snapshots.recording import snapshot as as_snapshot
-from gpumem_tui.snapshots.report import segment_cells
+from gpumem_tui.snapshots.report import segment_cells, snapshot_lines
 from gpumem_tui.snapshots.states import first_state, last_state
 from tests.search.traces import training
 from tests.snapshots import files
@@ -120,8 +120,8 @@ def test_a_history_that_is_not_whole_is_said(tmp_path: Path, state: str, said: s
     body = files.training()
     body["segments"][1]["blocks"][0]["state"] = state
     _, analysis = opened(tmp_path, body)
-    assert said in analysis.gap
-    assert bool(analysis.gap) == bool(said)
+    assert said in " ".join(analysis.notes)
+    assert bool(analysis.notes) == bool(said)
 
 
 def test_segments_as_they_were_at_the_end(tmp_path: Path) -> None:
@@ -270,3 +270,90 @@ def test_recordings_of_real_gpus_end_where_they_say(path: Path) -> None:
         free = {address: (size_bytes, True) for address, size_bytes, _ in state.free_ranges()}
         assert {at: (block.size_bytes, False) for at, block in state.held.items()} | free == blocks
         assert analyse(found, device).difference_bytes == 0
+
+
+# Files that lack something
+
+
+def _second_gpu_only() -> dict[str, Any]:
+    body = files.training()
+    marker = files.event("snapshot", 0, 0)
+    segments = [{**one, "device": 1} for one in body["segments"]]
+    return {**body, "device_traces": [[marker], body["device_traces"][0]], "segments": segments}
+
+
+def _without_history() -> dict[str, Any]:
+    return files.body([], [files.segment(files.BASE, [files.block(files.BASE, 64 * MIB, "active_allocated")])])
+
+
+def _without_stacks() -> dict[str, Any]:
+    return files.body([files.event("alloc", files.BASE, 64 * MIB)], _without_history()["segments"])
+
+
+def _state_only() -> dict[str, Any]:
+    return files.body([files.event("snapshot", 0, 0)], files.training()["segments"])
+
+
+@pytest.mark.parametrize(
+    ("body", "answer"),
+    [
+        (files.body([], []), "The file holds no memory and no events: call torch.cuda.memory._record_memory_history()"),
+        (
+            _without_history(),
+            "64.0 MiB allocated when the file was written; 64.0 MiB reserved; no history was recorded, so the peak and "
+            "the source lines are unknown: call torch.cuda.memory._record_memory_history() before the model is made",
+        ),
+        (
+            _state_only(),
+            "48.0 MiB allocated when the file was written, most of it model (40.0 MiB); 0.12 GiB reserved; no events "
+            "were recorded (enabled='state'), so the peak is unknown: "
+            "call torch.cuda.memory._record_memory_history(enabled='all')",
+        ),
+        (_without_stacks(), "Peak 64.0 MiB allocated, most of it no stack (64.0 MiB); 64.0 MiB reserved"),
+    ],
+    ids=["nothing", "no history", "state only", "no stacks"],
+)
+def test_what_was_not_recorded_is_named_with_the_call_that_records_it(
+    tmp_path: Path, body: dict[str, Any], answer: str
+) -> None:
+    snapshot, analysis = opened(tmp_path, body)
+    lines = list(snapshot_lines(snapshot, [analysis]))
+    assert lines[0].startswith(answer)
+    assert sum("_record_memory_history" in line for line in lines) == 1
+
+
+def test_a_gpu_that_has_nothing_is_no_device_of_the_file(tmp_path: Path) -> None:
+    found = read_snapshot(written(tmp_path, _second_gpu_only()))
+    assert (found.devices, found.unused_devices) == ([1], [0])
+    analysis = analyse(found, 1)
+    assert analysis.peak_allocated_bytes == 100 * MIB
+    assert analysis.notes == ("nothing of cuda:0 is in the file: no memory held, no events",)
+
+
+_WINDOWS = "C:\\Users\\ada\\AppData\\Local\\Programs\\Python\\Python311\\Lib"
+
+
+@pytest.mark.parametrize(
+    ("innermost", "line", "category"),
+    [
+        (f"{_WINDOWS}\\site-packages\\torch\\nn\\modules\\module.py", "proj/net.py:12 forward", "forward"),
+        (f"{_WINDOWS}\\site-packages\\torch\\optim\\adamw.py", "proj/net.py:12 forward", "optimizer"),
+        (f"{_WINDOWS}\\threading.py", "proj/net.py:12 forward", "elsewhere"),
+        ("C:\\tools\\miniconda3\\envs\\a\\Lib\\contextlib.py", "proj/net.py:12 forward", "elsewhere"),
+        ("D:\\proj\\Lib\\blocks.py", "Lib/blocks.py:5 _call_impl", "elsewhere"),
+        ("\\\\server\\share\\blocks.py", "share/blocks.py:5 _call_impl", "elsewhere"),
+        ("src\\blocks.py", "src/blocks.py:5 _call_impl", "elsewhere"),
+        ("/home/a\\b/blocks.py", "a\\b/blocks.py:5 _call_impl", "elsewhere"),
+    ],
+)
+def test_paths_of_windows(tmp_path: Path, innermost: str, line: str, category: str) -> None:
+    frames = [
+        {"filename": innermost, "line": 5, "name": "_call_impl"},
+        {"filename": "D:\\proj\\net.py", "line": 12, "name": "forward"},
+        {"filename": f"{_WINDOWS}\\runpy.py", "line": 86, "name": "_run_code"},
+    ]
+    body = files.training()
+    body["device_traces"][0][1]["frames"] = frames
+    _, analysis = opened(tmp_path, body)
+    part = next(part for part in analysis.by_line if part.name == line)
+    assert part.categories == ((category, 30 * MIB),)

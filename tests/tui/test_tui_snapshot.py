@@ -14,7 +14,7 @@ from gpumem_tui.tui.kit.help import HelpScreen
 from gpumem_tui.tui.kit.row_list import RowList
 from gpumem_tui.tui.snapshot.screen import SnapshotScreen
 from tests.scenes.pictures import SIZES, Compare, stands_still, until
-from tests.scenes.snapshot import fits, out_of_memory, snapshot_app
+from tests.scenes.snapshot import comparison_app, fits, out_of_memory, snapshot_app
 from tests.snapshots import files
 
 
@@ -143,3 +143,50 @@ def test_a_run_that_fits(snap_compare: Compare, tmp_path: Path, size: tuple[int,
 @pytest.mark.parametrize("size", [SIZES["80x24"], SIZES["120x40"]], ids=["80x24", "120x40"])
 def test_a_run_that_does_not(snap_compare: Compare, tmp_path: Path, size: tuple[int, int]) -> None:
     assert snap_compare(snapshot_app(tmp_path, out_of_memory()), terminal_size=size, run_before=stands_still)
+
+
+async def test_it_opens_on_the_gpu_that_was_used(tmp_path: Path) -> None:
+    body = files.training()
+    for segment in body["segments"]:
+        segment["device"] = 1
+    body["device_traces"].insert(0, [files.event("alloc", files.BASE + 90, 512)])
+    app = snapshot_app(tmp_path, body)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await _drawn(pilot, app)
+        assert "cuda:1 (2 of 2, d)" in _text(app)
+
+
+async def test_without_a_history_it_says_how_to_record_one(tmp_path: Path) -> None:
+    app = snapshot_app(tmp_path, files.body([files.event("snapshot", 0, 0)], files.training()["segments"]))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await _drawn(pilot, app)
+        assert "_record_memory_history(enabled='all')" in " ".join(_text(app).split())
+        assert "▲ peak" not in _text(app)
+
+
+async def test_two_files_and_a_line_that_changed(tmp_path: Path) -> None:
+    app = comparison_app(tmp_path, fits(), out_of_memory())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(pilot, lambda: "before.pickle → after.pickle · cuda:0 · compared at the peak" in _text(app))
+        await until(pilot, lambda: "model.py:20 forward (activations" in _rows(app, "lines"))
+        assert "reserved at most" in _rows(app, "figures")
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(app.screen, TextScreen))
+        await until(pilot, lambda: "blocks after" in _text(app))
+        await pilot.press("escape", "question_mark")
+        await until(pilot, lambda: isinstance(app.screen, HelpScreen))
+
+
+async def test_the_devices_of_two_files_in_turn(tmp_path: Path) -> None:
+    after = files.training()
+    after["segments"] += [{**copy.deepcopy(segment), "device": 1} for segment in files.fragmented()["segments"]]
+    app = comparison_app(tmp_path, files.training(), after)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "cuda:1 (2 of 2, d)" in _text(app))
+        await pilot.press("d")
+        await until(pilot, lambda: "= No change" in _text(app))
+
+
+@pytest.mark.parametrize("size", [SIZES["80x24"], SIZES["120x40"]], ids=["80x24", "120x40"])
+def test_two_runs(snap_compare: Compare, tmp_path: Path, size: tuple[int, int]) -> None:
+    assert snap_compare(comparison_app(tmp_path, fits(), out_of_memory()), terminal_size=size, run_before=stands_still)

@@ -13,11 +13,11 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.geometry import Size
 
-from gpumem_tui.memory import Bucket, format_bytes, format_count
+from gpumem_tui.memory import Bucket, format_bytes
 from gpumem_tui.snapshots.analysis import Analysis, Part, Point
 from gpumem_tui.snapshots.fragmentation import FailedRequest, Pin
 from gpumem_tui.snapshots.model import MemorySnapshot, Segment
-from gpumem_tui.snapshots.report import answer_words, segment_cells
+from gpumem_tui.snapshots.report import answer_words, event_count, segment_cells
 from gpumem_tui.tui.kit.chart import LABEL_WIDTH, Band, Stack, area_rows, by_column, ends_row, stacked
 from gpumem_tui.tui.kit.dialogs import TextScreen
 from gpumem_tui.tui.kit.figures import (
@@ -63,7 +63,7 @@ def header_row(snapshot: MemorySnapshot, analysis: Analysis, time: str, width: i
     right: Row = [(time, MUTED), (" ", "")]
     devices = len(snapshot.devices)
     among = f" ({snapshot.devices.index(analysis.device) + 1} of {devices}, d)" if devices > 1 else ""
-    facts = [f"cuda:{analysis.device}{among}", f"{format_count(analysis.events)} events"]
+    facts = [f"cuda:{analysis.device}{among}", event_count(analysis.events)]
     if analysis.duration_s is not None:
         facts.append(f"{analysis.duration_s:.3g} s")
     facts.append(f"{snapshot.kind}, {format_bytes(snapshot.size_bytes)}")
@@ -71,7 +71,7 @@ def header_row(snapshot: MemorySnapshot, analysis: Analysis, time: str, width: i
 
 
 def verdict_rows(analysis: Analysis, width: int) -> list[ListRow]:
-    """Return the peak, or why a request failed, in as many lines as that takes."""
+    """Return the peak, or why a request failed, or what was not recorded, in as many lines as that takes."""
     mark, style = ("✗ ", "$text-error") if analysis.ooms else ("▲ ", "$warning")
     lines = paragraph(answer_words(analysis), width, "bold", indent=2)
     return [row((mark, style), (lines[0].text[2:], "bold")), *lines[1:]]
@@ -84,10 +84,10 @@ def course_rows(analysis: Analysis, width: int, height: int) -> list[ListRow]:
     """Return a chart of so many lines: allocated by category, above it the cache, below it where the peak is."""
     columns, rows = max(8, width - LABEL_WIDTH), max(3, height - 2)
     top = max(analysis.peak_reserved_bytes, analysis.peak_allocated_bytes, 1)
-    bands = [Band(name, _look(name)[1]) for name in analysis.categories]
+    bands = [Band(name, look_of(name)[1]) for name in analysis.categories]
     stacks = (_stack(point, bands, top, rows) for point in _by_column(analysis, columns))
     lines = [row(*line) for line in area_rows(stacks, rows, compact_bytes(top))]
-    return [*lines, _mark_row(analysis, columns), row(*ends_row(columns, f"{format_count(analysis.events)} events"))]
+    return [*lines, _mark_row(analysis, columns), row(*ends_row(columns, event_count(analysis.events)))]
 
 
 def _by_column(analysis: Analysis, columns: int) -> list[Point]:
@@ -110,6 +110,8 @@ def _stack(point: Point, bands: Sequence[Band], top: int, rows: int) -> Stack:
 def _mark_row(analysis: Analysis, columns: int) -> ListRow:
     """Return the line that marks where the peak is, and where memory ran out."""
     line = [" "] * columns
+    if not analysis.is_recorded:
+        return row((" " * LABEL_WIDTH, ""), (fit("no events: what was held when the file was written", columns), MUTED))
     peak = _column(analysis, analysis.peak_event, columns)
     word = "▲ peak" if peak + 6 <= columns else "peak ▲"
     start = peak if peak + 6 <= columns else max(0, peak - 5)
@@ -126,20 +128,21 @@ def _mark_row(analysis: Analysis, columns: int) -> ListRow:
 
 def category_rows(analysis: Analysis, width: int) -> list[ListRow]:
     """Return the peak by category, which is the legend of the chart too."""
-    lines = [row((fit("at the peak", width), f"bold {MUTED}"))]
+    title = "at the peak" if analysis.is_recorded else "when written"
+    lines = [row((fit(title, width), f"bold {MUTED}"))]
     sizes = {part.name: part.size_bytes for part in analysis.by_category}
     lines += [_category(name, size_bytes, width) for name, size_bytes in sizes.items()]
     lines += [_category(name, 0, width) for name in analysis.categories if name not in sizes]
     lines.append(_sum("= allocated", analysis.peak_allocated_bytes, width))
     lines.append(_sum("reserved at most", analysis.peak_reserved_bytes, width))
     lines.append(row())
-    if analysis.gap:
-        lines += paragraph(analysis.gap, width)
+    for text in analysis.notes:
+        lines += paragraph(text, width)
     return [*lines, *paragraph(f"categories from {analysis.categories_from}", width)]
 
 
 def _category(name: str, size_bytes: int, width: int) -> ListRow:
-    pattern, colour = _look(name)
+    pattern, colour = look_of(name)
     return row(
         (pattern, colour), (f" {fit(name, width - 2 - _SIZE)}", ""), (f"{compact_bytes(size_bytes):>{_SIZE}}", "")
     )
@@ -149,7 +152,8 @@ def _sum(title: str, size_bytes: int, width: int) -> ListRow:
     return row((fit(title, width - _SIZE), "bold"), (f"{compact_bytes(size_bytes):>{_SIZE}}", "bold"))
 
 
-def _look(name: str) -> Look:
+def look_of(name: str) -> Look:
+    """Return the pattern and colour of a category."""
     return _LOOKS.get(name, BUCKET_LOOKS[Bucket.OTHER])
 
 
@@ -159,7 +163,7 @@ def part_rows(parts: Sequence[Part], total_bytes: int, width: int, what: str) ->
     lines = [row((fit(f"{'GiB':>{_SIZE}}  share  {what}", width), f"bold {MUTED}"))]
     for number, part in enumerate(parts[:_MOST_ROWS]):
         share = part.size_bytes / total_bytes if total_bytes else 0.0
-        pattern, colour = _look(part.categories[0][0]) if part.categories else BUCKET_LOOKS[Bucket.OTHER]
+        pattern, colour = look_of(part.categories[0][0]) if part.categories else BUCKET_LOOKS[Bucket.OTHER]
         cells = max(1, round(share * bar))
         blocks = f"  ×{part.blocks:,}" if part.blocks > 1 else ""
         room = max(4, width - _SIZE - 8 - bar - 1 - len(blocks))
@@ -274,11 +278,15 @@ _TITLES = {
 }
 
 
+def _interest(analysis: Analysis) -> tuple[bool, int]:
+    return bool(analysis.ooms), analysis.peak_allocated_bytes
+
+
 class SnapshotScreen(MainScreen):
     """The screen of a snapshot, one device at a time.
 
     Args:
-        analyses: its devices, taken apart; at least one.
+        analyses: its devices, taken apart; at least one. It opens on one that ran out of memory, else on the largest.
         clock: the time of day.
     """
 
@@ -301,8 +309,8 @@ class SnapshotScreen(MainScreen):
         self._snapshot = snapshot
         self._analyses = analyses
         self._clock = clock
-        self._at = 0
-        self._pane = "out of memory" if analyses[0].ooms else "lines"
+        self._at = max(range(len(analyses)), key=lambda at: _interest(analyses[at]))
+        self._pane = "out of memory" if self.analysis.ooms else "lines"
 
     @property
     def analysis(self) -> Analysis:
