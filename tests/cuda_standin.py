@@ -24,6 +24,7 @@ import torch
 from gpumem_tui.memory import MIB
 from gpumem_tui.simulator.allocator.blocks import Block, Pool
 from gpumem_tui.simulator.allocator.caching import CachingAllocator, OutOfMemory
+from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from tests.nvml_stub.scenario import FakeGpu, FakeProcess, Scenario
 
 ENVIRONMENT = "CUDA_STANDIN"
@@ -98,7 +99,8 @@ class StandInAllocator(CachingAllocator):
     """One device's allocator, with its history and its counts."""
 
     def __init__(self, cuda: CudaStandIn, index: int, card: Card) -> None:
-        super().__init__(card.total_bytes - card.context_bytes - card.others_later_bytes)
+        capacity_bytes = card.total_bytes - card.context_bytes - card.others_later_bytes
+        super().__init__(capacity_bytes, AllocatorSettings.from_environment())
         self.card, self._cuda, self._index = card, cuda, index
         self.made = self.freed = self.retired = 0
         self.trace: list[dict[str, Any]] = []

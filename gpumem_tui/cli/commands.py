@@ -19,6 +19,7 @@ from gpumem_tui.report.output import complain, printed_whole
 _COMMANDS = {
     "search": ("gpumem_tui.cli.search:search", "Find the largest batch: run larger ones until memory is out."),
     "predict": ("gpumem_tui.cli.search:predict", "Predict the memory of one batch size, without a GPU."),
+    "fit": ("gpumem_tui.cli.fit:fit", "Make a command fit the GPU at hand, and train."),
     "plan": ("gpumem_tui.cli.plan:plan", "Show what fits, which changes make more fit, and their cost."),
     "monitor": ("gpumem_tui.cli.monitor:monitor", "This machine's GPUs: a ledger of memory each, live."),
     "free": ("gpumem_tui.cli.free:free", "Choose free GPUs for a script."),

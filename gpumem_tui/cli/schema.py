@@ -10,13 +10,14 @@ import click
 if TYPE_CHECKING:
     from gpumem_tui.report.objects import JsonObject
 
-COMMANDS = ("predict", "plan", "search", "look", "free", "doctor", "models", "gpus")
+COMMANDS = ("predict", "plan", "search", "fit", "look", "free", "doctor", "models", "gpus")
 
 
 def printed() -> dict[str, tuple[type[JsonObject], ...]]:
     """Return by command what it prints with ``--json``, one of these a line; loads most of the program."""
     from gpumem_tui.cli.free import FreeObject
     from gpumem_tui.cli.printed import CalibrationsObject, ChecksObject, GpusObject, ModelsObject
+    from gpumem_tui.plan.fitting import FitObject
     from gpumem_tui.plan.printed import CommandPlanObject, PlanObject, SolveObject
     from gpumem_tui.search.printed import PredictObject, ResultLine, TrialLine
     from gpumem_tui.search.serving import ServeObject
@@ -27,6 +28,7 @@ def printed() -> dict[str, tuple[type[JsonObject], ...]]:
         "predict": (PredictObject, ServeObject),
         "plan": (PlanObject, CommandPlanObject, SolveObject),
         "search": (TrialLine, ResultLine),
+        "fit": (FitObject,),
         "look": (SnapshotObject, ComparisonObject, LookLine),
         "free": (FreeObject,),
         "doctor": (ChecksObject, CalibrationsObject),

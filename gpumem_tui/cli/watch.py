@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from gpumem_tui.report.output import complain, is_terminal
 
 if TYPE_CHECKING:
     from gpumem_tui.attach.target import Target
+    from gpumem_tui.probe.wire import Exit
     from gpumem_tui.watch.reader import Watcher
     from gpumem_tui.watch.records import ProbedProcess
 
@@ -38,31 +39,55 @@ def run(on_screen: bool, command: tuple[str, ...]) -> int:
     The command keeps its output, its signals and its exit code; 127 if there is no such command, 126 if it cannot be
     run. With --tui it has a terminal of its own: Ctrl-C and what is typed into its pane go to it.
     """
-    if on_screen and not is_terminal():
-        return complain("--tui: there is no terminal to draw on; without it `run` needs none", EXIT_BAD_INPUT)
-    from gpumem_tui.attach.launch import RUN_AFTER_S, CannotRun, SilenceNote, silent_below, start, warnings
+    from gpumem_tui.attach.launch import CannotRun
+
+    try:
+        return leave(run_command(command, on_screen=on_screen))
+    except CannotRun as error:
+        return complain(str(error), error.code)
+
+
+def leave(ended: Exit | int) -> int:
+    """End as a command did: with its exit code, or by the signal that ended it."""
+    from gpumem_tui.watch.supervising import leave_as
+
+    return ended if isinstance(ended, int) else leave_as(ended)
+
+
+def run_command(
+    command: tuple[str, ...],
+    *,
+    on_screen: bool,
+    why_out: Callable[[ProbedProcess], Iterable[str]] = lambda _process: (),
+) -> Exit | int:
+    """Run a command under the probe, and return how it ended; on the screen, its exit code.
+
+    Args:
+        why_out: yields lines on a process that ran out of memory.
+
+    Raises:
+        CannotRun: there is no such command, or it may not be run.
+    """
+    from gpumem_tui.attach.launch import RUN_AFTER_S, SilenceNote, silent_below, start, warnings
     from gpumem_tui.probe.files import default_directory
     from gpumem_tui.watch.folders import clean
     from gpumem_tui.watch.reader import Watcher
-    from gpumem_tui.watch.supervising import leave_as
 
+    if on_screen and not is_terminal():
+        return complain("--tui: there is no terminal to draw on; without it `run` needs none", EXIT_BAD_INPUT)
     clean(Watcher().processes())
     for warning in warnings(command, default_directory()):
         complain(warning, 0)
+    if on_screen:
+        return _run_on_screen(command, why_out)
 
     def reasons() -> list[str]:
         return silent_below(started.pid, _publishing(Watcher()))
 
     note = SilenceNote(RUN_AFTER_S, reasons, lambda line: complain(f"nothing is published yet: {line}", 0))
-    try:
-        if on_screen:
-            return _run_on_screen(command)
-        started = start(command, note.tick)
-    except CannotRun as error:
-        return complain(str(error), error.code)
-    with _told_afterwards(lambda: started.pids):
-        ended = started.wait()
-    return leave_as(ended)
+    started = start(command, note.tick)
+    with _told_afterwards(lambda: started.pids, why_out):
+        return started.wait()
 
 
 @click.command
@@ -254,7 +279,7 @@ def does_not_publish(pid: int) -> int:
     return complain(f"{host.title} has no probe yet: {why_silent(host)}{instead}", EXIT_FAILED)
 
 
-def _run_on_screen(command: tuple[str, ...]) -> int:
+def _run_on_screen(command: tuple[str, ...], why_out: Callable[[ProbedProcess], Iterable[str]]) -> int:
     """Run with `--tui`; afterwards the terminal has the last lines that the command printed.
 
     Raises:
@@ -266,7 +291,7 @@ def _run_on_screen(command: tuple[str, ...]) -> int:
 
     settings = load()
     started = start_in_terminal(command)
-    with _told_afterwards(lambda: started.pids):
+    with _told_afterwards(lambda: started.pids, why_out):
         code, lines = open_run(started, shlex.join(command), settings)
         for line in lines[-_LAST_LINES:]:
             click.echo(line)
@@ -274,7 +299,9 @@ def _run_on_screen(command: tuple[str, ...]) -> int:
 
 
 @contextmanager
-def _told_afterwards(pids: Callable[[], Collection[int]]) -> Iterator[None]:
+def _told_afterwards(
+    pids: Callable[[], Collection[int]], why_out: Callable[[ProbedProcess], Iterable[str]]
+) -> Iterator[None]:
     """Say afterwards what a command's processes held outside PyTorch, and how they ended that could not say it."""
     from gpumem_tui.doctor.beside import BesideWatch  # only here: the command does not wait for it
     from gpumem_tui.probe.files import default_directory
@@ -288,6 +315,8 @@ def _told_afterwards(pids: Callable[[], Collection[int]]) -> Iterator[None]:
         if process.pid is None and process.files.pid in pids() and process.state in UNEXPLAINED:
             again = f"; `gpumem-tui watch {process.files.pid} --post-mortem` shows what it held"
             complain(f"{process.title}: {process.state_words}{again if process.state in FOR_MEMORY else ''}", 0)
+            for line in why_out(process) if process.state in FOR_MEMORY else ():
+                complain(line, 0)
     for line in offers:
         complain(line, 0)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 TOPICS = (
     "commands",
     "search",
+    "fit",
     "serving",
     "plan",
     "monitor",

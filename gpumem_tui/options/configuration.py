@@ -291,8 +291,11 @@ def _check_limit(limit_bytes: int | None, total_bytes: int) -> None:
         raise OptionError(f"--limit: the device has only {format_bytes(total_bytes)}; give less")
 
 
-def check_searchable(config: SearchConfig) -> None:
+def check_searchable(config: SearchConfig, verb: str = "search") -> None:
     """Check that a search can run the step.
+
+    Args:
+        verb: that is typed for it.
 
     Raises:
         OptionError: a GPU of this machine would run one of several ranks alone, which only a simulated one can; only
@@ -300,7 +303,7 @@ def check_searchable(config: SearchConfig) -> None:
     """
     command = config.workload.command
     if command is not None and not command.takes_batch:
-        raise OptionError(f"-- COMMAND: has no {{batch}}: {line_for_any_batch(config, 'search')}")
+        raise OptionError(f"-- COMMAND: has no {{batch}}: {line_for_any_batch(config, verb)}")
     if config.workload.as_torch and not config.device.simulated:
         raise OptionError(
             f"--torch-version {config.workload.as_torch}: a GPU of this machine runs the torch that is installed; give "

@@ -47,7 +47,7 @@ _MOST_SIZES = 2
 _HELD = (Bucket.PARAMETERS, Bucket.GRADIENTS, Bucket.OPTIMIZER)
 _OF_ONE_SIZE = (Phase.BUILD, Phase.OPTIMIZER)
 """Buckets, and phases, that do not grow with the batch."""
-_OF_THE_HELD = {*OPTIMIZER_RECORDS, *ADAPTERS}
+OF_THE_HELD = {*OPTIMIZER_RECORDS, *ADAPTERS}
 """Changes that make that smaller: of them one at a time."""
 
 
@@ -156,7 +156,7 @@ def _sets(plan: CommandPlan, estimates: _Estimates) -> Iterator[Combination]:
                 sharing = max((change.gpus for change in chosen), default=1)
                 gpus = max(1, sharing // plan.ranks)  # each has its part of the samples
                 one = Combination.of_command(chosen, batch_size, passes=-(-whole // (batch_size * gpus)))
-                alike = (sum(change.key in kind for change in one.changes) for kind in (_OF_THE_HELD, SHARDS))
+                alike = (sum(change.key in kind for change in one.changes) for kind in (OF_THE_HELD, SHARDS))
                 same = gpus == 1 or not plan.says_batch or batch_size * gpus <= max(whole, gpus)
                 if one.price != Price() and same and max(alike) <= 1 and is_advisable(chosen, estimates.helping):
                     yield one

@@ -26,8 +26,8 @@ from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.frameworks import AUTOCAST_FP16, Dialect, dialect_of, scripts_of
 from gpumem_tui.workload.command import ACCUMULATION, Command
 
-_PASSES = r"(?:gradient[_-]accumulation[_-]steps|accumulate[_-]grad[_-]batches|grad[_-]accum(?:ulation)?(?:[_-]steps)?)"
-"""Names of the passes of an optimizer step: transformers and nanoGPT, Lightning, many others."""
+_PASSES = r"(?:accumulate[_-]grad[_-]batches|(?:grad(?:ient)?[_-])?accum(?:ulation)?(?:[_-]steps)?)"
+"""Names of the passes of an optimizer step: Lightning; transformers and nanoGPT, many others."""
 _GIVES_PASSES = re.compile(rf"-{{0,2}}(?:[\w.]+[.])?{_PASSES}")
 """Options and overrides that give them, without their value."""
 _SETS_PASSES = re.compile(rf"^[ \t]*[\"']?({_PASSES})[\"']?\s*[:=]\s*(\d+(?: *\* *\d+)*)", re.MULTILINE)
@@ -36,6 +36,13 @@ _OWN_OPTION = re.compile(
     rf"add_argument\(\s*[\"'](--{_PASSES})[\"'](?:(?:(?!add_argument)[\s\S])*?\bdefault\s*=\s*([\w.]+))?"
 )
 """A script's own option for them, with its default."""
+_OWN_SWITCHES = {
+    "checkpointing": r"--(?:use[_-])?(?:grad(?:ient)?|activation)[_-]checkpoint(?:ing|s)?",
+    "adamw-8bit": r"--(?:use[_-])?(?:8[_-]?bit[_-](?:adamw?|optim(?:izer)?)|adamw?[_-]?8[_-]?bit)",
+    "lora": r"--(?:use|enable|with)[_-](?:lora|peft)",
+}
+"""By change, how scripts name an option of their own for it: diffusers' examples, PEFT's, many others."""
+_IS_SWITCH = r"[\"'](?:(?!add_argument)[\s\S])*?\baction\s*=\s*(?:[\"']store_true[\"']|argparse\.BooleanOptionalAction)"
 _LENGTH = re.compile(
     r"-{0,2}(?:[\w.]+[.])?"
     r"(?:max[_-])?(?:seq(?:uence)?(?:[_-]?len(?:gth)?)|(?:block|context)[_-](?:size|len(?:gth)?)|cutoff[_-]len|length)"
@@ -43,6 +50,13 @@ _LENGTH = re.compile(
 """Options and overrides that give the tokens of a sample, without their value."""
 _SHORTEST = 128
 """Tokens of a sample: shorter ones are not proposed."""
+
+
+def _own_switch(command: Command, change: str) -> str:
+    """Return the option by which a script has a change itself; empty for none, and where the line has it already."""
+    named = _OWN_SWITCHES.get(change)
+    found = re.search(rf"add_argument\(\s*[\"']({named}){_IS_SWITCH}", _script(command)) if named else None
+    return "" if found is None or found[1] in command.words else found[1]
 
 
 def _script(command: Command) -> str:
@@ -72,8 +86,8 @@ def half_length(command: Command) -> int | None:
     return found[2] // 2 if found is not None and found[2] >= 2 * _SHORTEST else None
 
 
-def _with_number(words: tuple[str, ...], place: tuple[int, str, int], number: int) -> tuple[str, ...]:
-    """Return the words with another number where `_number_in` found one."""
+def _with_number(words: tuple[str, ...], place: tuple[int, str, int], number: int | str) -> tuple[str, ...]:
+    """Return the words with another number, or a place for one, where `_number_in` found one."""
     index, option, _ = place
     changed = list(words)
     if "=" in words[index]:
@@ -111,6 +125,19 @@ def _with_passes(
     else:
         return None
     return _added(words, added, dialect)
+
+
+def with_accumulation(command: Command) -> Command | None:
+    """Return the command with ``{accumulation}`` as its passes; None where its words do not show how to write that."""
+    words, dialect = command.words, dialect_of(command)
+    if (place := _number_in(words, _GIVES_PASSES)) is not None:
+        return replace(command, words=_with_number(words, place, ACCUMULATION))
+    if (own := _OWN_OPTION.search(_script(command))) is not None:
+        return replace(command, words=(*words, own[1], ACCUMULATION))
+    if not (dialect.form and dialect.passes):
+        return None
+    added = dialect.words(f"{dialect.passes}={ACCUMULATION}")
+    return replace(command, words=_added(words, added, dialect))
 
 
 def _said_passes(command: Command, words: Sequence[str], dialect: Dialect) -> int:
@@ -216,7 +243,7 @@ def typed_changes(config: SearchConfig) -> Iterator[Technique]:
         if key == HALF_LENGTH:
             if (length := half_length(command)) is not None:
                 yield change.filled(Price(times_halved=1), length=f"{length:,}")
-        elif key in dialect_of(command).says and dialect_of(command).form:
+        elif _own_switch(command, key) or (key in dialect_of(command).says and dialect_of(command).form):
             yield spoken(change, config)
 
 
@@ -227,6 +254,8 @@ def spoken(change: Technique, config: SearchConfig) -> Technique:
         return change
     if change.key in SHARDS and (line := sharded_line(command, change.gpus, change.key)) is not None:
         return replace(change, how=replace(command, words=line).text)
+    if own := _own_switch(command, change.key):
+        return replace(change, how=own)
     if change.key not in (dialect := dialect_of(command)).says:
         return change
     return replace(change, how=_how(change, config, dialect))
@@ -268,8 +297,8 @@ def typed_command(config: SearchConfig, changes: Sequence[Technique], passes: in
     command = config.workload.command
     assert command is not None, "a command is planned"
     dialect, words = dialect_of(command), command.words
-    written, injected, added, gpus, shards = list[str](), list[Technique](), list[str](), 1, ""
-    if command.proposal is not None:
+    written, injected, added, own, gpus, shards = list[str](), list[Technique](), list[str](), list[str](), 1, ""
+    if command.proposal is not None and not command.takes_batch:
         words = _with_batch(words, command.proposal.proposed.split(" "))
     for change in changes:
         if change.key == ALLOCATOR:
@@ -285,12 +314,14 @@ def typed_command(config: SearchConfig, changes: Sequence[Technique], passes: in
             else:
                 injected.append(change)
                 written += change.words[_LINES].split("\n") if _LINES in change.words else [change.how]
+        elif switch := _own_switch(command, change.key):
+            own.append(switch)
         elif change.key in dialect.says and dialect.form:
             added += dialect.words(_values(change, config, dialect))
         else:
             injected.append(change)
             written.append(spoken(change, config).how)
-    words = _added(words, added, dialect)
+    words = (*_added(words, added, dialect), *own)
     with_passes = _with_passes(command, words, dialect, passes, gpus)
     if with_passes is None:
         name = dialect.passes or "".join(re.findall(rf"\b{_PASSES}\b", _script(command))[:1])

@@ -36,12 +36,14 @@ class Terms:
         gpu_uuids: the only GPUs that a child on a real GPU may see.
         timeout_s: a child silent for longer than this hangs.
         target_batch: samples wanted per optimizer step over all GPUs; None for none.
+        passes: of an optimizer step, as a command's line states them; 0 for as many as reach `target_batch`.
     """
 
     python: str
     gpu_uuids: tuple[str, ...] = ()
     timeout_s: float = 300.0
     target_batch: int | None = None
+    passes: int = 0
 
 
 class Steered(Protocol):
@@ -286,7 +288,9 @@ def _written(command: Command, request: Request, terms: Terms) -> AbstractContex
     memory where no ranks exchange anything, but transformers' Trainer takes the data of all of a step with it.
     """
     size = request.batch_size or 1
-    accumulation = command.accumulation(size, terms.target_batch, request.workload.recipe.pass_micro_batches)
+    accumulation = terms.passes or command.accumulation(
+        size, terms.target_batch, request.workload.recipe.pass_micro_batches
+    )
     if isinstance(request, TraceRequest):
         accumulation = min(accumulation, _TRACED_ACCUMULATION[request.workload.recipe.gpus == 1])
     return command.written(size, accumulation)

@@ -103,6 +103,7 @@ class SearchConfig(SearchTerms):
     Attributes:
         python: the interpreter that trials run under; this one unless told otherwise.
         change: to be made to a command while it is traced, as `TraceRequest` has it.
+        passes: of an optimizer step, as a command's line states them; 0 for as many as reach `target_batch`.
         typed: the options that it was made of, as they are typed in any verb.
     """
 
@@ -111,6 +112,7 @@ class SearchConfig(SearchTerms):
     python: str = sys.executable
     allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
     change: str = ""
+    passes: int = 0
     typed: tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -133,7 +135,7 @@ class SearchConfig(SearchTerms):
     def terms(self) -> Terms:
         """Return what its children run under."""
         uuids = tuple(uuid for uuid in (self.device.uuid, *self.device.more_uuids) if uuid is not None)
-        return Terms(self.python, uuids, self.timeout_s, self.target_batch)
+        return Terms(self.python, uuids, self.timeout_s, self.target_batch, self.passes)
 
     @property
     def where(self) -> str:

@@ -44,28 +44,35 @@ SearchEvent = Predicted | WhileTracing | TrialProgress | TrialFinished | Verdict
 """The events of a search. The last one is its verdict."""
 
 
-def search(config: SearchConfig, control: Control | None = None) -> Iterator[SearchEvent]:
+def search(
+    config: SearchConfig, control: Control | None = None, predicted: Predicted | None = None
+) -> Iterator[SearchEvent]:
     """Find the largest batch size that runs; the last event is always its verdict.
+
+    Args:
+        predicted: by an earlier trace; None to trace it now.
 
     Raises:
         Unusable: the search cannot start, or the device refuses.
     """
     control = control or Control()
     with closing(SideBySide(config.terms, control)) as runner:
-        yield from _searching(config, control, runner)
+        yield from _searching(config, control, runner, predicted)
 
 
-def _searching(config: SearchConfig, control: Control, runner: SideBySide) -> Iterator[SearchEvent]:
+def _searching(
+    config: SearchConfig, control: Control, runner: SideBySide, traced_before: Predicted | None
+) -> Iterator[SearchEvent]:
     results: list[TrialDone] = []
     known = verdict.Known(Unknown("not traced so far"))
     try:
-        for event in predicting(config, control):
+        for event in predicting(config, control) if traced_before is None else (traced_before,):
             yield event
             if isinstance(event, Predicted):
                 predicted = event
         known = _known(config, predicted)
         if (own := predicted.settled) is not None and own.settled:
-            yield from _trial(own.settled, None, config, runner, results)
+            yield from run_trial(own.settled, None, config, runner, results)
             if results[-1].outcome == "fit":
                 yield verdict.settled(results, config.where, own)
                 return
@@ -77,7 +84,7 @@ def _searching(config: SearchConfig, control: Control, runner: SideBySide) -> It
         while (size := strategy.next_size(verdict.tried(results, given), settings)) is not None:
             full = strategy.Tried(size, fits=True, peak_bytes=settings.capacity_bytes)
             if_it_fits = [*verdict.tried(results, given), full]
-            yield from _trial(size, strategy.next_size(if_it_fits, settings), config, runner, results)
+            yield from run_trial(size, strategy.next_size(if_it_fits, settings), config, runner, results)
             settings = replace(settings, floor=verdict.floor(results), sizes=verdict.sizes(results, given))
             may_run = settings.sizes != given  # it ran when it was traced
             if (verdict.always_raises(results, settings.traced_at) and not may_run) or (
@@ -85,7 +92,7 @@ def _searching(config: SearchConfig, control: Control, runner: SideBySide) -> It
             ):
                 break
             if not samples and (samples := _samples(traced, results)):
-                yield from _trial(samples, None, config, runner, results)
+                yield from run_trial(samples, None, config, runner, results)
                 break
         known = replace(known, samples=samples, seems=samples != predicted.samples)
         concluded = verdict.concluded(results, config.where, grows, given=given, known=known)
@@ -118,13 +125,17 @@ def _known(config: SearchConfig, predicted: Predicted) -> verdict.Known:
     return verdict.Known(traced, min(capacity_bytes, config.limit_bytes or capacity_bytes), rests)
 
 
-def _trial(
+def run_trial(
     size: int, following: int | None, config: SearchConfig, runner: SideBySide, results: list[TrialDone]
-) -> Iterator[SearchEvent]:
+) -> Iterator[Output | TrialProgress | TrialFinished]:
     """Try one size in a fresh process, and again if the process died rather than failed.
 
     Args:
         following: the size to try next if this one fits, which may begin already.
+        results: of the trials so far; this one's is added.
+
+    Raises:
+        Unusable: the device refuses.
     """
     device = config.device
     request = TrialRequest(

@@ -11,7 +11,7 @@ import msgspec
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.formula.remedies import Remedy
-from gpumem_tui.memory import MIB, Bucket, Unknown, Value, format_bytes
+from gpumem_tui.memory import MIB, Breakdown, Bucket, Range, Unknown, Value, format_bytes, format_range
 from gpumem_tui.monitor.devices import RealGpu
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.probe.files import WireError
@@ -238,6 +238,54 @@ def growth_lines(case: Case) -> Iterator[str]:
         yield f"{grew} and was never released: fix that first; `gpumem-tui look PID` on the next run names the line"
 
 
+@dataclass(frozen=True)
+class Confirmed:
+    """The memory of a training at its peak, as a trial had it before.
+
+    Attributes:
+        breakdown: of what was allocated. `used_bytes`: of the device, with the CUDA context.
+    """
+
+    breakdown: Breakdown
+    reserved_bytes: int
+    used_bytes: int
+
+
+_REST = "activations, batch data and the rest"
+_BESIDE = "other processes, CUDA contexts, driver"
+
+
+def grown_words(case: Case, before: Confirmed) -> str:
+    """Say which buckets have more than a trial confirmed, the one that grew most first; empty for host memory.
+
+    The request that failed belongs to activations and the rest.
+    """
+    found, rest_bytes = case.post_mortem, case.rest_bytes
+    if found.device in (None, CPU) or found.reserved_bytes is None or found.allocated_bytes is None:
+        return ""
+    fixed_bytes = sum(before.breakdown[bucket] for bucket in FIXED)
+    total_bytes = before.breakdown.total_bytes
+    rows: list[tuple[str, int, Value]] = [
+        (bucket.title, before.breakdown[bucket], found.breakdown[bucket]) for bucket in FIXED
+    ]
+    asked_bytes = found.requested_bytes or 0
+    wanted = rest_bytes if isinstance(rest_bytes, Unknown) else rest_bytes + asked_bytes
+    rows.append((_REST, total_bytes - fixed_bytes, wanted))
+    cached_bytes = max(0, found.reserved_bytes - found.allocated_bytes)
+    rows.append((Bucket.CACHE.title, before.reserved_bytes - total_bytes, cached_bytes))
+    rows.append((_BESIDE, before.used_bytes - before.reserved_bytes, case.outside_bytes))
+    grown = [(now - then, title, then, now) for title, then, now in rows if isinstance(now, int) and now > then]
+    grown = [one for one in sorted(grown, reverse=True) if one[0] >= max(MIB, total_bytes // 100)]
+    if not grown:
+        return "no bucket had more than the trial confirmed"
+    asked = f", {format_bytes(asked_bytes)} of it asked for" if asked_bytes else ""
+    said = (
+        f"{title} {format_range(Range(then, now)).replace('–', ' → ')}{asked if title == _REST else ''}"
+        for _, title, then, now in grown
+    )
+    return f"since the trial these grew: {'; '.join(said)}"
+
+
 def request_lines(case: Case) -> Iterator[str]:
     """Yield what was asked for, where, and what was free; of host memory what the process held, of which limit."""
     found = case.post_mortem
@@ -273,11 +321,11 @@ def ledger_rows(case: Case) -> Iterator[tuple[Bucket, str, Value]]:
     if grown_bytes:
         yield Bucket.OTHER, f"kept by the last {case.grown_steps:,} steps", grown_bytes
     rest_bytes = rest_bytes - grown_bytes if isinstance(rest_bytes, int) else rest_bytes
-    yield Bucket.ACTIVATIONS, "activations, batch data and the rest", rest_bytes
+    yield Bucket.ACTIVATIONS, _REST, rest_bytes
     if found.allocated_bytes is not None and found.reserved_bytes is not None:
         yield Bucket.CACHE, Bucket.CACHE.title, max(0, found.reserved_bytes - found.allocated_bytes)
     if found.device != CPU and not case.is_limited:
-        yield Bucket.OTHER_PROCESSES, "other processes, CUDA contexts, driver", case.outside_bytes
+        yield Bucket.OTHER_PROCESSES, _BESIDE, case.outside_bytes
     if case.free_bytes is not None:
         yield Bucket.FREE, Bucket.FREE.title, case.free_bytes
 

@@ -118,6 +118,12 @@ class Command:
         """Return whether the line has a place for the batch size: in its words, or in a configuration file it names."""
         return any(BATCH in word for word in self.words) or bool(self._templates)
 
+    @property
+    def takes_accumulation(self) -> bool:
+        """Return whether the line has a place for the passes of a step: in its words, or in a file with ``{batch}``."""
+        texts = (*self.words, *(path.read_text() for path in self._templates.values()))
+        return any(ACCUMULATION in text for text in texts)
+
     def filled(self, batch_size: int, accumulation: int = 1) -> tuple[str, ...]:
         """Return the words for one batch size."""
         return tuple(

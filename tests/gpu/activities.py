@@ -196,6 +196,45 @@ def _death(place: Place, limit: Limit) -> str:
     return " ".join(said.output.split())[:300]
 
 
+# A command that is made to fit
+
+_FITTED = PROGRAMS / "fitted.py"
+
+
+def _fit(place: Place, limit: Limit) -> str:
+    """Fit a command to the card and train it: the batch and the passes of the line are those that trained."""
+    line, ended = _fits(place, "fit", limit)
+    size, passes = re.search(r"batch ([\d,]+)", line), re.search(r"× ([\d,]+) passes", line)
+    assert size is not None, "it names a batch"
+    wanted = f"{passes[1] if passes else '1'} x {size[1]}"
+    if not place.machine.rehearsal and f"trained 12 steps of {wanted}" not in ended.output.replace(",", ""):
+        raise Failed(f"{line}; it did not train {wanted}: {ended.last_line}")
+    return line
+
+
+def _fit_death(place: Place, limit: Limit) -> str:
+    """Fit a command whose samples grow later: its end names the bucket that grew."""
+    line, ended = _fits(place, "fit-death", limit, "--grow")
+    grew = re.search(r"since the trial these grew: .*", ended.errors)
+    if place.machine.rehearsal:
+        return line
+    if grew is None:
+        raise Failed(f"{line}; nothing said what grew: {ended.last_line}")
+    return f"{line}; {grew[0]}"
+
+
+def _fits(place: Place, name: str, limit: Limit, *more: str) -> tuple[str, Ended]:
+    rehearsed = ["--dry-run"] if place.machine.rehearsal else []
+    command = [place.python.path, str(_FITTED), "--bs", "{batch}", "--accum", "{accumulation}", *more]
+    words = ["fit", "--gpu", place.gpu, "--target-batch", "256", *rehearsed, "--", *command]
+    ended = place.program(name, *words, limit_s=limit.left_s)
+    _ok(ended, 0, *([1] if more else []))
+    line = re.search(r"gpumem-tui: (batch .* GiB.*)", ended.errors)
+    if line is None:
+        raise Failed(f"it did not say which batch: {ended.last_line}")
+    return line[1], ended
+
+
 # The terminal program
 
 _SETTLING_S = 1.0
@@ -296,6 +335,8 @@ def activities() -> list[Activity]:
         Activity("screen-search", "card", 120, ramp, 40),
         Activity("search-limit", "card", 120, _searched("search-limit", "--limit", "24GiB", "--", *_LORA), 40),
         Activity("search-share", "card", 120, shared, 40),
+        Activity("fit", "card", 120, _fit, 40),
+        Activity("fit-death", "card", 120, _fit_death, 40),
         Activity("watched", "gpu", 120, _watched, 30),
         Activity("attached", "gpu", 120, _attached, 30),
         Activity("death", "gpu", 120, _death, 30),

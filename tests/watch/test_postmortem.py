@@ -13,11 +13,11 @@ import pytest
 from gpumem_tui.catalog.loader import find_model
 from gpumem_tui.formula.predict import predict
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.memory import GIB, Bucket, Unknown
+from gpumem_tui.memory import GIB, Breakdown, Bucket, Unknown
 from gpumem_tui.probe.wire import CPU, PostMortem, Trained, TrainedModel, TrainedOptimizer, TrainedParameter, Untrained
 from gpumem_tui.watch.documents import read_document
 from gpumem_tui.watch.expected import Expected, expect
-from gpumem_tui.watch.postmortem import Case, case_json, case_lines, open_case
+from gpumem_tui.watch.postmortem import Case, Confirmed, case_json, case_lines, grown_words, open_case
 from gpumem_tui.watch.reader import Watcher
 from tests.watch.rings import RECORD, RingFile, gone, out_of_memory
 from tests.watch.test_shape import gpt2
@@ -78,6 +78,32 @@ def test_the_rows_sum_to_the_device(tmp_path: Path) -> None:
     assert sizes == [4.0, 4.0, 8.0, 54.0, 7.0, 2.0, 1.0, 80.0]
     assert any("expandable_segments:True may help" in line for line in lines)
     assert lines[-1] == "no prediction to compare with: the probe had not listed the parameters yet"
+
+
+HELD = {Bucket.PARAMETERS: 4 * GIB, Bucket.GRADIENTS: 4 * GIB, Bucket.OPTIMIZER: 8 * GIB}
+
+
+@pytest.mark.parametrize(
+    ("rest", "reserved", "used", "said"),
+    [
+        (
+            30, 50, 51,
+            "since the trial these grew: activations, batch data and the rest 30.00 → 58.00 GiB, 4.00 GiB of it "
+            "asked for; allocator cache 4.00 → 7.00 GiB; other processes, CUDA contexts, driver 1.00 → 2.00 GiB",
+        ),
+        (58, 80, 82, "since the trial these grew: allocator cache 6.00 → 7.00 GiB"),
+        (60, 90, 92, "no bucket had more than the trial confirmed"),
+    ],
+)  # fmt: skip
+def test_what_grew_since_a_trial(rest: int, reserved: int, used: int, said: str, tmp_path: Path) -> None:
+    case = case_of(tmp_path / "probes", None)
+    before = Confirmed(Breakdown({**HELD, Bucket.ACTIVATIONS: rest * GIB}), reserved * GIB, used * GIB)
+    assert grown_words(case, before) == said
+
+
+def test_nothing_is_said_to_have_grown_of_host_memory(tmp_path: Path) -> None:
+    case = case_of(tmp_path / "probes", None, device=CPU)
+    assert grown_words(case, Confirmed(Breakdown(HELD), 16 * GIB, 17 * GIB)) == ""
 
 
 def test_the_prediction_stands_beside_what_was_found(tmp_path: Path) -> None:
