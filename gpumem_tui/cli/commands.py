@@ -34,6 +34,7 @@ _COMMANDS = {
     "run": ("gpumem_tui.cli.watch:run", "Train under the probe: any launcher, code unchanged."),
     "attach": ("gpumem_tui.cli.watch:attach", "Put the probe into a Python process that runs already."),
     "watch": ("gpumem_tui.cli.watch:watch", "A line a sample of watched processes; or a post-mortem."),
+    "report": ("gpumem_tui.cli.report:report", "Memory and use of a Slurm job's GPUs, next to what it asked for."),
     "look": ("gpumem_tui.cli.look:look", "The peak of a running step, or of a memory snapshot."),
     "manual": ("gpumem_tui.cli.manual:manual", "Read how everything works, a topic at a time."),
 }

@@ -10,7 +10,7 @@ import click
 if TYPE_CHECKING:
     from gpumem_tui.report.objects import JsonObject
 
-COMMANDS = ("predict", "plan", "search", "fit", "look", "free", "doctor", "models", "gpus")
+COMMANDS = ("predict", "plan", "search", "fit", "look", "report", "free", "doctor", "models", "gpus")
 
 
 def printed() -> dict[str, tuple[type[JsonObject], ...]]:
@@ -19,6 +19,7 @@ def printed() -> dict[str, tuple[type[JsonObject], ...]]:
     from gpumem_tui.cli.printed import CalibrationsObject, ChecksObject, GpusObject, ModelsObject
     from gpumem_tui.plan.fitting import FitObject
     from gpumem_tui.plan.printed import CommandPlanObject, PlanObject, SolveObject
+    from gpumem_tui.recording.jobs import JobObject
     from gpumem_tui.search.printed import PredictObject, ResultLine, TrialLine
     from gpumem_tui.search.serving import ServeObject
     from gpumem_tui.snapshots.printed import ComparisonObject, SnapshotObject
@@ -30,6 +31,7 @@ def printed() -> dict[str, tuple[type[JsonObject], ...]]:
         "search": (TrialLine, ResultLine),
         "fit": (FitObject,),
         "look": (SnapshotObject, ComparisonObject, LookLine),
+        "report": (JobObject,),
         "free": (FreeObject,),
         "doctor": (ChecksObject, CalibrationsObject),
         "models": (ModelsObject,),

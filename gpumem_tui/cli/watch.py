@@ -69,6 +69,7 @@ def run_command(
         CannotRun: there is no such command, or it may not be run.
     """
     from gpumem_tui.attach.launch import RUN_AFTER_S, SilenceNote, silent_below, start, warnings
+    from gpumem_tui.cli.report import JobWatch
     from gpumem_tui.probe.files import default_directory
     from gpumem_tui.watch.folders import clean
     from gpumem_tui.watch.reader import Watcher
@@ -84,10 +85,19 @@ def run_command(
     def reasons() -> list[str]:
         return silent_below(started.pid, _publishing(Watcher()))
 
+    def tick() -> None:
+        note.tick()
+        job.tick()
+
+    job = JobWatch()
     note = SilenceNote(RUN_AFTER_S, reasons, lambda line: complain(f"nothing is published yet: {line}", 0))
-    started = start(command, note.tick)
+    started = start(command, tick)
+    job.follow(started.pid)
     with _told_afterwards(lambda: started.pids, why_out):
-        return started.wait()
+        ended = started.wait()
+    if line := job.line():
+        complain(line, 0)
+    return ended
 
 
 @click.command

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpumem_tui.errors import OptionError
+from gpumem_tui.remote.slurm import slurm_nodes
 from gpumem_tui.text import shortened
 
 MOST_HOSTS = 1024
-_SLURM_S = 20.0
 _RANGES = re.compile(r"\[([^\[\]]*)\]")
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _SPAN = re.compile(r"(\d+)(?:-|\.\.)(\d+)")
@@ -150,30 +149,3 @@ def _of_line(line: str, place: str) -> list[str]:
     except OptionError as error:
         raise OptionError(f"{place}: {error}") from error
     return names
-
-
-def slurm_nodes(job: str) -> list[str]:
-    """Return a Slurm job's nodes, by ``squeue --format=%N`` and ``scontrol show hostnames`` (Slurm's manual pages).
-
-    Raises:
-        OptionError: Slurm's commands are not here, or do not know the job, or it has no node yet.
-    """
-    if not re.fullmatch(r"[0-9][0-9_+]*", job):
-        raise OptionError(f"{shortened(job)!r} is no Slurm job; give its number, as `squeue` lists it")
-    listed = _asked(["squeue", "--noheader", f"--jobs={job}", "--format=%N"]).split()
-    if not listed:
-        raise OptionError(f"Slurm job {job} has no node: it waits, or it has ended; see `squeue --job {job}`")
-    return [node for each in listed for node in _asked(["scontrol", "show", "hostnames", each]).split()]
-
-
-def _asked(command: list[str]) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SLURM_S, check=False)
-    except FileNotFoundError as error:
-        raise OptionError(f"--slurm: there is no `{command[0]}` in PATH; run it where Slurm's commands are") from error
-    except subprocess.TimeoutExpired as error:
-        raise OptionError(f"--slurm: `{' '.join(command)}` has not answered for {_SLURM_S:.0f} s") from error
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise OptionError(f"--slurm: `{' '.join(command)}`: {shortened(said[-1], 120)}")
-    return done.stdout
