@@ -4,11 +4,20 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # typing's own; `import gpumem_tui` imports nothing
 if TYPE_CHECKING:
-    from types import ModuleType
-
+    from gpumem_tui.api.steps import StepMemory as StepMemory
+    from gpumem_tui.api.steps import predict as predict
+    from gpumem_tui.api.steps import simulated as simulated
     from gpumem_tui.probe.trackers import Tracker
 
 __version__ = "1.0.0"
+_PLACES = {
+    "predict": "api.steps",
+    "simulated": "api.steps",
+    "StepMemory": "api.steps",
+    "load_ipython_extension": "api.notebook",
+    "unload_ipython_extension": "api.notebook",
+}
+"""Where in the package each function is that is imported on its first use."""
 
 
 def attach(log: Tracker | None = None) -> None:
@@ -26,10 +35,11 @@ def attach(log: Tracker | None = None) -> None:
     attach("call", log)
 
 
-def __getattr__(name: str) -> ModuleType:
-    """Import `gpumem_tui.probe` when asked for: `gpumem_tui.probe.callbacks.hugging_face()` needs no import then."""
-    if name != "probe":
+def __getattr__(name: str) -> object:
+    """Import what is asked for: `gpumem_tui.probe.callbacks.hugging_face()` and `gpumem_tui.predict` need no import."""
+    if name != "probe" and name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return import_module("gpumem_tui.probe")
+    module = import_module(f"gpumem_tui.{_PLACES.get(name, name)}")
+    return getattr(module, name) if name in _PLACES else module

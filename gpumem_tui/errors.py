@@ -17,8 +17,22 @@ EXIT_INTERRUPTED = 130
 _PACKAGE = os.path.join(os.path.dirname(__file__), "")
 
 
-class OptionError(Exception):
+class UserError(Exception):
+    """An error that a user can cause: one line, as the command line prints it. `exit_code`: of the command line."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
+class OptionError(UserError):
     """An invalid option: one line that names it, what is wrong with it and how to fix it."""
+
+
+class RunError(UserError):
+    """Something could not be run, traced or measured: one line that gives the reason and what to do."""
+
+    def __init__(self, message: str, exit_code: int = EXIT_FAILED) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 def named(error: BaseException) -> str:

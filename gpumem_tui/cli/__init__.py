@@ -7,7 +7,7 @@ import sys
 
 from gpumem_tui import __version__
 from gpumem_tui.ascii import fit_streams, is_ascii_only
-from gpumem_tui.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, OptionError
+from gpumem_tui.errors import EXIT_INTERRUPTED, OptionError, UserError
 from gpumem_tui.report.output import complain, is_terminal, printed_whole
 
 _COMPLETION = "_GPUMEM_TUI_COMPLETE"
@@ -28,8 +28,8 @@ def main() -> None:
     fit_streams(ascii_only=is_ascii_only())
     try:
         code = _run_command() if sys.argv[1:] or _COMPLETION in os.environ else _open()
-    except OptionError as error:
-        code = complain(str(error), EXIT_BAD_INPUT)
+    except UserError as error:
+        code = complain(str(error), error.exit_code)
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     sys.exit(code)

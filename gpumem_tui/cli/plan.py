@@ -18,8 +18,9 @@ from gpumem_tui.cli.parameters import (
     configured,
     from_table,
     trained_command,
+    typed_with,
 )
-from gpumem_tui.cli.search import predict_or_exit, predicted_size
+from gpumem_tui.cli.search import predict_aloud
 from gpumem_tui.cli.sections import sectioned
 from gpumem_tui.cli.types import AT_LEAST_ONE, Finite, with_options
 from gpumem_tui.formula.recipe import EXTRAS, Extra, Extras
@@ -282,7 +283,7 @@ def _traced(wanted: Plan, config: SearchConfig, limit_s: float, solver: Solver) 
     try:
         line = f"tracing one step of {wanted.shape.name} without a GPU, for {limit_s:g} s at most …"
         with Progress().during(line), solver.beside(wanted):
-            return predict_or_exit(config, wanted.batch_size, limit_s=limit_s)[0].traced
+            return predict_aloud(config, wanted.batch_size, limit_s=limit_s)[0].traced
     except Cancelled:
         return too_long(limit_s)
 
@@ -300,7 +301,9 @@ def _plan_runs(options: Options, config: SearchConfig, asked: _Asked) -> int:
         given = _USUAL_BATCH_SIZE
         if not (asked.on_screen or asked.quiet):
             note(f"gpumem-tui: planning for batch {given}; --batch-size takes another")
-    size = predicted_size(config, given)
+    from gpumem_tui.options.configuration import predicted_size
+
+    size = predicted_size(config, given, typed_with("--batch-size", "8"))
     config = _accumulated(config, asked, size)
     if asked.on_screen:
         from gpumem_tui.tui.start import open_command_plan

@@ -23,9 +23,8 @@ from gpumem_tui.cli.parameters import (
 )
 from gpumem_tui.cli.sections import sectioned
 from gpumem_tui.cli.types import Percent, Whole, with_options
-from gpumem_tui.errors import EXIT_BAD_INPUT, EXIT_FAILED, OptionError
+from gpumem_tui.errors import EXIT_FAILED, OptionError, RunError
 from gpumem_tui.formula.kv_cache import KV_BITS
-from gpumem_tui.memory import Unknown
 from gpumem_tui.options.table import SEARCH
 from gpumem_tui.report.output import complain, is_terminal, note
 from gpumem_tui.search.strategy import MAX_BATCH_SIZE
@@ -169,7 +168,7 @@ def predict(
     """
     if _is_serving(values):
         return _serve(values, as_json=as_json)
-    from gpumem_tui.options.configuration import check_gpus_are_used
+    from gpumem_tui.options.configuration import check_gpus_are_used, predicted_size
     from gpumem_tui.search.budget import GateTerms
     from gpumem_tui.search.headless import gate_or_exit, show_prediction
 
@@ -182,8 +181,8 @@ def predict(
             _check_target(option, target)
     _, config = configured(values, share=True)
     check_gpus_are_used(config.workload)
-    size = predicted_size(config, batch_size)
-    prediction, ready = predict_or_exit(config, size, quiet=quiet)
+    size = predicted_size(config, batch_size, typed_with("--batch-size", "8"))
+    prediction, ready = predict_aloud(config, size, quiet=quiet)
     gate = gate_or_exit(config, prediction, size, terms) if terms.is_any or markdown else None
     if gate is not None and markdown:
         click.echo(gate.markdown(), nl=False)
@@ -232,60 +231,30 @@ def _serve(values: dict[str, Any], *, as_json: bool) -> int:
     return 0
 
 
-def predicted_size(config: SearchConfig, given: int | None) -> int:
-    """Return the batch size that a prediction is about; of a command without ``{batch}``, the one that it has."""
-    command = config.workload.command
-    if command is None or command.takes_batch:
-        if given is None:
-            line = f"`{typed_with('--batch-size', '8')}`"
-            if command is not None:
-                raise click.UsageError(f"{{batch}} has no number: {line}")
-            own = "your own script: `gpumem-tui predict -- python train.py --batch-size 32`"
-            raise click.UsageError(f"--batch-size is missing: {line}; {own}")
-        return given
-    proposal = command.proposal
-    if given is not None:
-        proposed = f": {proposal.proposed}" if proposal is not None else ""
-        raise click.UsageError(f"--batch-size: the command has no {{batch}} to put it in; write it there{proposed}")
-    return 1 if proposal is None else proposal.batch_size
-
-
-def predict_or_exit(
+def predict_aloud(
     config: SearchConfig, batch_size: int, *, quiet: bool = False, limit_s: float | None = None
 ) -> tuple[Prediction, Ready | None]:
-    """Return both predictions and the tracer; where none is possible, end the program with the reason in one line.
-
-    Without a torch that traces, the closed form answers where there is one: None for what traced.
+    """Return both predictions and the tracer, and show on stderr what happens meanwhile.
 
     Args:
         quiet: do not show what a command prints.
         limit_s: seconds that the trace may take; None for as long as it takes.
 
     Raises:
+        RunError: no prediction is possible.
         Cancelled: the trace took longer.
     """
-    from gpumem_tui.run.children import ChildDied
-    from gpumem_tui.run.control import Control, Unusable
-    from gpumem_tui.search.headless import CommandLog, unusable_words
-    from gpumem_tui.search.predicting import predict
-    from gpumem_tui.search.prediction import Prediction
+    from gpumem_tui.run.control import Control
+    from gpumem_tui.search.headless import CommandLog, predicted
 
     control, log = Control(), CommandLog(config, quiet=quiet, batch_size=batch_size)
     try:
         with control.within(limit_s), log.following():
-            predicted = predict(config, control, batch_size, watch=log.show)
-    except Unusable as error:
-        if error.kind == "torch" and config.workload.shape is not None:
-            return Prediction(config.formula, Unknown(str(error))), None
+            return predicted(config, batch_size, control, log.show)
+    except RunError as error:
         if words := _with_rows(str(error)):
             note(words)
-        raise SystemExit(complain(unusable_words(config, error), error.exit_code)) from error
-    except ChildDied as error:
-        raise SystemExit(complain(f"tracing failed: {error}", EXIT_FAILED)) from error
-    traced, formula = predicted.prediction.traced, predicted.prediction.formula
-    if isinstance(traced, Unknown) and isinstance(formula.at(batch_size), Unknown):
-        raise SystemExit(complain(traced.reason, EXIT_BAD_INPUT))
-    return predicted.prediction, predicted.ready
+        raise
 
 
 def _with_rows(reason: str) -> str:

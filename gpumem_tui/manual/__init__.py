@@ -17,6 +17,8 @@ TOPICS = (
     "watch",
     "trackers",
     "snapshots",
+    "python",
+    "notebooks",
     "ledger",
     "accuracy",
 )

@@ -339,6 +339,30 @@ def check_gpus_are_used(workload: WorkloadSpec) -> None:
         raise OptionError(f"--gpus {recipe.gpus}: is how many to shard over; add --sharding zero1, zero2 or zero3")
 
 
+def predicted_size(config: SearchConfig, given: int | None, line: str) -> int:
+    """Return the batch size that a prediction is about; of a command without ``{batch}``, the one that it has.
+
+    Args:
+        line: what to type to give one.
+
+    Raises:
+        OptionError: none was given, or one that the command has no place for.
+    """
+    command = config.workload.command
+    if command is None or command.takes_batch:
+        if given is None and command is not None:
+            raise OptionError(f"{{batch}} has no number: `{line}`")
+        if given is None:
+            own = "your own script: `gpumem-tui predict -- python train.py --batch-size 32`"
+            raise OptionError(f"--batch-size is missing: `{line}`; {own}")
+        return given
+    proposal = command.proposal
+    if given is not None:
+        proposed = f": {proposal.proposed}" if proposal is not None else ""
+        raise OptionError(f"--batch-size: the command has no {{batch}} to put it in; write it there{proposed}")
+    return 1 if proposal is None else proposal.batch_size
+
+
 def interpreter(path: str | None) -> str | None:
     """Return the program behind ``--python``; None for none given.
 

@@ -306,17 +306,10 @@ class TracedAnswer:
         known = isinstance(self.max_batch_size, int)
         return known and self.fits and self.free_range.low_bytes < headroom_of(self.plan)
 
-    @cached_property
+    @property
     def ledger(self) -> Ledger[None]:
         """The device at the peak."""
-        return Ledger.of_step(
-            self.breakdown,
-            allocated_bytes=self.peak_allocated_bytes,
-            reserved_bytes=self.peak_reserved_bytes,
-            used_bytes=self.device_used_bytes,
-            cuda_total_bytes=self.plan.gpu.cuda_total_bytes,
-            total_bytes=self.plan.gpu.total_bytes,
-        )
+        return self.traced.ledger(self.plan.batch_size)
 
     def at(self, batch_size: int) -> TracedAnswer:
         """Return the answer at another batch size."""

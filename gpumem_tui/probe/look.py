@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from gpumem_tui.memory import Bucket
 from gpumem_tui.probe import allocator
 from gpumem_tui.probe.compiler import invisible, uncompiled
-from gpumem_tui.probe.finding import FoundTraining
+from gpumem_tui.probe.finding import Finder, FoundTraining
 from gpumem_tui.probe.recorders import BetweenSteps, HistoryRecorder, OperatorRecorder
 from gpumem_tui.probe.wire import KeptPlace, LookAnswer, LookedDevice
 from gpumem_tui.step import Phase
@@ -44,6 +44,7 @@ class Look:
     begins with the next forward: modes that are entered inside of backward are undone by autograd as it ends.
 
     Args:
+        optimizer: whose step ends a step; None for none.
         find: gives what is trained, as it is then.
         backward_ended: where the optimizer steps inside of backward, called when backward has ended.
 
@@ -55,14 +56,14 @@ class Look:
         self,
         request: int,
         step: int,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | None,
         find: Callable[[], FoundTraining],
         backward_ended: Callable[[], None] | None = None,
     ) -> None:
         self.is_over = False
         self._request = request
         self._step = step + 1
-        self._optimizer = weakref.ref(optimizer)
+        self._optimizer = (lambda: None) if optimizer is None else weakref.ref(optimizer)
         self._find = find
         self._backward_ended = backward_ended
         self._started = time.perf_counter()
@@ -123,7 +124,7 @@ class Look:
         self._hooks.enter_context(sites.watching())
         return OperatorRecorder(sites, follows)
 
-    def _record(self, parts: set[int]) -> str:
+    def _record(self, parts: Container[int]) -> str:
         """Begin to record; `parts`: the modules whose forward can be followed."""
         assert self._recorder is not None
         self._started = time.perf_counter()
@@ -263,7 +264,7 @@ class Look:
 
     # Where the step is
 
-    def _follow_phases(self, parts: set[int]) -> None:
+    def _follow_phases(self, parts: Container[int]) -> None:
         """Tell the recorder each phase: forward at the first module, backward and the optimizer as they are called."""
 
         def optimizer_begins(optimizer: torch.optim.Optimizer) -> None:
@@ -324,6 +325,49 @@ class Look:
     def _fail(self, error: Exception) -> None:
         self._failure = f"{type(error).__name__}: {error}"
         self.disarm()
+
+
+class BlockLook(Look):
+    """A look at a block of code, from `start` to `ended`, as a cell of a notebook, on the current CUDA device.
+
+    Its modules and optimizers may be made within it.
+    """
+
+    def __init__(self) -> None:
+        self._finder = Finder()
+        super().__init__(0, 0, None, self._found)
+
+    def _found(self) -> FoundTraining:
+        self._finder.scan()
+        return self._finder.trained()
+
+    def _begin(self, roots: list[nn.Module]) -> str:  # noqa: ARG002
+        compiled = _has_compiled_code(())
+        self._recorder = HistoryRecorder({}, [torch.cuda.current_device()], True, not compiled)
+        if compiled:
+            self._recorder.unavailable.update(module=_COMPILED, phases=f"{_COMPILED}; backward is the only known phase")
+            self._first_phase = Phase.FORWARD
+        reason = self._record(() if compiled else _EveryModule())
+        if compiled and not reason:
+            self._follow_backward()
+        return reason
+
+    def ended(self) -> LookAnswer:
+        """End the look, and return what the block took."""
+        found = self.step_ended(0)
+        self.stop()
+        assert found is not None, "the first step is answered"
+        return found
+
+    def _problem(self) -> str:
+        return self._failure
+
+
+class _EveryModule(Container[int]):
+    """The `id` of each module, also of those that are not made yet."""
+
+    def __contains__(self, _module: object) -> bool:
+        return True
 
 
 class KeptLook(Look):

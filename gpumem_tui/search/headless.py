@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 
-from gpumem_tui.errors import EXIT_FAILED
+from gpumem_tui.errors import EXIT_BAD_INPUT, EXIT_FAILED, RunError
 from gpumem_tui.memory import Unknown
 from gpumem_tui.report.output import Printer, Progress, complain, interrupts, note
-from gpumem_tui.run.children import side_effects
+from gpumem_tui.run.children import ChildDied, side_effects
 from gpumem_tui.run.control import Control, Unusable
 from gpumem_tui.run.events import Ready, Sample, TrialDone
 from gpumem_tui.search import report
 from gpumem_tui.search.budget import Gate, GateTerms, footprint
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.predicting import Predicted, TraceProgress, WhileTracing
+from gpumem_tui.search.predicting import Predicted, TraceProgress, WhileTracing, predict
 from gpumem_tui.search.prediction import Prediction
 from gpumem_tui.search.printed import PredictObject, ResultLine, TrialLine
 from gpumem_tui.search.runner import TrialFinished, TrialProgress, search
@@ -107,6 +107,34 @@ def run(config: SearchConfig, advise: Advise, *, as_json: bool, quiet: bool = Fa
         assert verdict is not None, "a search ends with a verdict"
         printer.finish(verdict)
         return verdict.exit_code
+
+
+def predicted(
+    config: SearchConfig, batch_size: int, control: Control, watch: Callable[[WhileTracing], None] = lambda _: None
+) -> tuple[Prediction, Ready | None]:
+    """Return both predictions and the tracer.
+
+    Without a torch that traces, the closed form answers where there is one: None for what traced.
+
+    Args:
+        watch: called with what happens meanwhile.
+
+    Raises:
+        RunError: no prediction is possible.
+        Cancelled: `control` has ended it.
+    """
+    try:
+        found = predict(config, control, batch_size, watch=watch)
+    except Unusable as error:
+        if error.kind == "torch" and config.workload.shape is not None:
+            return Prediction(config.formula, Unknown(str(error))), None
+        raise RunError(unusable_words(config, error), error.exit_code) from error
+    except ChildDied as error:
+        raise RunError(f"tracing failed: {error}") from error
+    traced, formula = found.prediction.traced, found.prediction.formula
+    if isinstance(traced, Unknown) and isinstance(formula.at(batch_size), Unknown):
+        raise RunError(traced.reason, EXIT_BAD_INPUT)
+    return found.prediction, found.ready
 
 
 def show_prediction(  # noqa: PLR0913 - all that is printed

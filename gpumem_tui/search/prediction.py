@@ -12,7 +12,7 @@ from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.causes import Note, causes_in
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, max_batch_size, predict, usable_bytes
 from gpumem_tui.formula.recipe import NO_EXTRAS, Extras
-from gpumem_tui.memory import Bucket, Range, Unknown
+from gpumem_tui.memory import Bucket, Ledger, Range, Unknown
 from gpumem_tui.run.events import Ready, TraceDone
 from gpumem_tui.search.strategy import Sizes
 from gpumem_tui.simulator.allocator.assumptions import Assumption
@@ -317,6 +317,18 @@ class Traced:
         self._check(batch_size)
         _, reserved = self._finder.peaks_within(batch_size, self.capacity_bytes, self.allowed_bytes)
         return (self._reserved_as_ran(batch_size) or reserved) + self.ready.context_bytes
+
+    def ledger(self, batch_size: int) -> Ledger[None]:
+        """Return the rows of the device at the peak, which sum to its total; what the step lacks is negative `free`."""
+        replay = self.at(batch_size)
+        return Ledger.of_step(
+            replay.breakdown,
+            allocated_bytes=replay.peak_allocated_bytes,
+            reserved_bytes=replay.peak_reserved_bytes,
+            used_bytes=self.device_used_bytes(batch_size),
+            cuda_total_bytes=self.gpu.cuda_total_bytes,
+            total_bytes=self.gpu.total_bytes,
+        )
 
     def momentary_peaks(self, batch_size: int) -> tuple[int, int] | None:
         """Return allocated and reserved bytes at a peak that only trials of a benchmark make, where there is room.

@@ -21,6 +21,7 @@ from gpumem_tui.formula.rows import FormulaRow
 from gpumem_tui.formula.weights import trained_parameters
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Range, Unknown
 from gpumem_tui.report.objects import SCHEMA, JsonObject, known, reason_of
+from gpumem_tui.report.shown import ledger_html, ledger_text, lines_html
 from gpumem_tui.run.events import Outcome, RanOut, TrialDone
 from gpumem_tui.run.later import NotReached
 from gpumem_tui.search.assumed import ConvolutionPasses, RowsAssumed, convolutions
@@ -327,9 +328,13 @@ class _Roomy(JsonObject, frozen=True):
 
 
 class TracedObject(JsonObject, frozen=True, kw_only=True):
-    """The traced step at a batch size. Figures are null where there is no trace, and `unavailable` gives the reason."""
+    """The traced step at a batch size. Figures are null where there is no trace, and `unavailable` gives the reason.
+
+    `ledger`: the device at the peak, rows that sum to its total; what the step lacks is a negative `free`.
+    """
 
     buckets: Bytes | None
+    ledger: Bytes | UnsetType = UNSET
     highest: dict[str, _Highest] | UnsetType = UNSET
     peak_allocated_bytes: int | None
     peak_reserved_bytes: int | None
@@ -392,6 +397,7 @@ class TracedObject(JsonObject, frozen=True, kw_only=True):
         momentary, momentary_reserved = traced.momentary_peaks(batch_size) or (None, None)
         return cls(
             buckets=replay.breakdown.as_json(),
+            ledger=_rows(traced, batch_size),
             highest={bucket.value: _Highest.of(one) for bucket, one in replay.bucket_peaks.items()},
             peak_allocated_bytes=replay.peak_allocated_bytes,
             peak_reserved_bytes=replay.peak_reserved_bytes,
@@ -434,6 +440,14 @@ class TracedObject(JsonObject, frozen=True, kw_only=True):
         )
 
 
+def _rows(traced: Traced, batch_size: int) -> Bytes:
+    """Return the rows of the whole device at the peak, an inference engine in it as another process."""
+    sizes = traced.ledger(batch_size).known()
+    if traced.gpu.engine_bytes:
+        sizes[Bucket.OTHER_PROCESSES] = traced.gpu.engine_bytes
+    return {bucket.value: sizes[bucket] for bucket in Bucket if bucket in sizes}
+
+
 # The printed objects
 
 
@@ -473,6 +487,18 @@ class PredictObject(PredictedObject, frozen=True):
             gate=UNSET if gate is None else GateObject.of(gate),
             accumulation=wanted_accumulation(config, batch_size) or UNSET,
         )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.answer!r})"
+
+    def __str__(self) -> str:
+        """Return the answer, and the rows of the device at the peak, a line each."""
+        return ledger_text(self.answer, self.traced.ledger or {})
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        lines = lines_html((one.source, one.bytes) for one in self.traced.composition or ())
+        return ledger_html(self.answer, self.traced.ledger or {}, notes=self.traced.notes or ()) + lines
 
 
 class TrialLine(JsonObject, frozen=True, tag_field="event", tag="trial"):

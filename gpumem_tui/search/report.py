@@ -185,23 +185,32 @@ def answer_line(config: SearchConfig, prediction: Prediction, batch_size: int) -
 
     Empty where there is neither a trace nor a closed form.
     """
-    traced, workload = prediction.traced, config.workload
+    traced = prediction.traced
     if isinstance(traced, Unknown):
         return formula_fits_line(prediction.formula, batch_size)
-    subject = what_fits(traced, batch_size, workload.batch_words(batch_size))
+    answer = verdict_line(config, traced, batch_size, config.workload.batch_words(batch_size))
+    return f"{answer}. {next_words(config, traced, batch_size)}".removesuffix(". ")
+
+
+def verdict_line(config: SearchConfig, traced: Traced, batch_size: int, what: str) -> str:
+    """Return whether a step fits, what it takes and leaves, and the safe batch.
+
+    Args:
+        what: the words for the step.
+    """
+    subject = what_fits(traced, batch_size, what)
     limited = f" limited to {format_bytes(config.limit_bytes)}" if config.limit_bytes is not None else ""
     verdict = f"{subject} {fit_words(traced, batch_size)} on {traced.gpu.title}{limited}"
     used, total_bytes = traced.device_used_range(batch_size), traced.gpu.cuda_total_bytes
     if config.limit_bytes is not None:
         used, total_bytes = traced.reserved_range_at(batch_size), config.limit_bytes
-    answer = verdict_words(
+    return verdict_words(
         verdict,
         used_words(used, total_bytes),
         room_words(traced.free_range(batch_size)),
-        _sizes_words(workload, traced),
-        rests_on(traced, workload.network),
+        _sizes_words(config.workload, traced),
+        rests_on(traced, config.workload.network),
     )
-    return f"{answer}. {next_words(config, traced, batch_size)}".removesuffix(". ")
 
 
 def _sizes_words(workload: WorkloadSpec, traced: Traced) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable
 from typing import Literal
 
-from gpumem_tui.memory import Breakdown
+from gpumem_tui.memory import Breakdown, format_bytes
 from gpumem_tui.probe.wire import KeptPlace, LookAnswer, LookedDevice
 from gpumem_tui.report.objects import SCHEMA, JsonObject
+from gpumem_tui.report.shown import ledger_html, ledger_text, lines_html, places_html
 from gpumem_tui.system import user_name
 from gpumem_tui.watch.growth import Growth
 from gpumem_tui.watch.records import ProbedProcess, device_name
@@ -100,12 +102,12 @@ class LookLine(JsonObject, frozen=True, tag_field="event", tag="look"):
     unavailable: dict[str, str]
 
     @classmethod
-    def of(cls, process: ProbedProcess, look: LookAnswer) -> LookLine:
-        """Return a look into a process."""
+    def of(cls, process: ProbedProcess | None, look: LookAnswer) -> LookLine:
+        """Return a look into a process; None for this one."""
         return cls(
             schema=SCHEMA,
-            pid=process.pid,
-            rank=process.process.rank,
+            pid=os.getpid() if process is None else process.pid,
+            rank=None if process is None else process.process.rank,
             step=look.step,
             step_s=look.step_s,
             method=look.method or None,
@@ -113,6 +115,26 @@ class LookLine(JsonObject, frozen=True, tag_field="event", tag="look"):
             kept=None if look.kept is None else tuple(map(_Kept.of, look.kept)),
             unavailable=look.unavailable,
         )
+
+    def __str__(self) -> str:
+        """Return the rows of each device at its peak, a line each."""
+        return "\n".join(ledger_text(_title(one), one.buckets) for one in self.devices) or "; ".join(self._missing)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        parts = [
+            ledger_html(_title(one), one.buckets) + lines_html((row.source, row.bytes) for row in one.by_source)
+            for one in self.devices
+        ]
+        return "".join(parts) + "".join(places_html((), line) for line in self._missing)
+
+    @property
+    def _missing(self) -> list[str]:
+        return [f"{what} not known: {why}" for what, why in self.unavailable.items()]
+
+
+def _title(device: _Looked) -> str:
+    return f"{device.device}: {format_bytes(device.peak_bytes)} allocated at the peak"
 
 
 class GrowthLine(JsonObject, frozen=True, tag_field="event", tag="growth"):
