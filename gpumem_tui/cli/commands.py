@@ -36,6 +36,7 @@ _COMMANDS = {
     "watch": ("gpumem_tui.cli.watch:watch", "A line a sample of watched processes; or a post-mortem."),
     "report": ("gpumem_tui.cli.report:report", "Memory and use of a Slurm job's GPUs, next to what it asked for."),
     "look": ("gpumem_tui.cli.look:look", "The peak of a running step, or of a memory snapshot."),
+    "mcp": ("gpumem_tui.cli.mcp:mcp", "Serve agents by the Model Context Protocol."),
     "manual": ("gpumem_tui.cli.manual:manual", "Read how everything works, a topic at a time."),
 }
 """Where each command is, and what it does, in the order of the help."""

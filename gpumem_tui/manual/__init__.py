@@ -19,6 +19,7 @@ TOPICS = (
     "snapshots",
     "python",
     "notebooks",
+    "agents",
     "ledger",
     "accuracy",
 )
