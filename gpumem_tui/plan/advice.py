@@ -109,5 +109,5 @@ def _unsearchable(plan: Plan, was: Recipe) -> str:
     if plan.extras:
         return "; by the formula only: a search does not run it"
     if recipe.sharding != "none" and was.sharding == "none":
-        return "; for further GPUs besides the one that is searched"
+        return "; needs more GPUs than the one that is searched"
     return ""

@@ -195,7 +195,7 @@ def test_nothing_fits(program: Program) -> None:
     assert "optimizer state alone needs 27.33 GiB of the card's 23.99 GiB" in done.out
     assert re.search(r"--adapter lora --base-quantization nf4-dq: saves [\d.]+ GiB, batch 1 fits; ", done.out)
     assert re.search(r"--adapter lora: saves [\d.]+ GiB, not enough alone; ", done.out)
-    assert "for further GPUs besides the one that is searched" in done.out
+    assert "needs more GPUs than the one that is searched" in done.out
 
 
 @pytest.mark.slow

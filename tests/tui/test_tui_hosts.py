@@ -431,6 +431,7 @@ async def test_sorting_is_of_the_list_with_the_cursor(fleet: Fleet) -> None:
         assert (screen.state.sort, screen.state.reverse) == (HostsSort.HOST, True)
         assert screen.state.order is HostOrder.FREE
         assert "no process yours, m for everybody's, on a GPU" in shown(pilot, "#hosts-processes")
+        assert "enter opens its Monitor" in shown(pilot, "#hosts-processes")
 
 
 def test_users_and_models_have_columns_where_there_is_room() -> None:

@@ -313,7 +313,7 @@ def test_a_list_that_may_not_be_read_is_never_an_empty_one() -> None:
     assert "GPU 0: processes unknown: no permission" in said
     assert "no process on any GPU" not in said
     said = "\n".join(text(row) for row in table_view(MonitorState(scene.of([scene.gpu(0, [])])), 118, 10).rows)
-    assert "no process on any GPU" in said
+    assert "no process on any GPU · 2 searches for a batch" in said
 
 
 def test_the_cursor_walks_the_list_and_stays_with_its_process() -> None:

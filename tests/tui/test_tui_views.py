@@ -283,7 +283,7 @@ def test_nothing_fits_names_the_obstacle_and_what_would_help() -> None:
     assert together.option.count("--") > 1
     assert all(one.buys.startswith("saves ") and one.buys.endswith("not enough alone") for one in single)
     for one in view.advice:
-        assert ("for further GPUs besides the one that is searched" in one.cost) == ("--gpus" in one.option)
+        assert ("needs more GPUs than the one that is searched" in one.cost) == ("--gpus" in one.option)
 
 
 def test_the_cap_and_the_moment_of_the_traced_peak_are_named() -> None:

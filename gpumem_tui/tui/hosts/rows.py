@@ -441,9 +441,10 @@ def _why_none(state: HostsState) -> str:
             return state.wanted.problem
         return f"no process matches “{state.filter}” · esc for all"
     if not any(status.report is not None for status in state.statuses):
-        return "no host has answered yet"
+        return "no host has answered yet · c connects now"
     yours = "yours, m for everybody's," if state.mine else ""
-    return f"no process {yours + ' ' if yours else ''}on a GPU of {state.only or 'any host that answers'}"
+    where = f"{state.only} · f for all hosts" if state.only else "any host that answers · enter opens its Monitor"
+    return f"no process {yours + ' ' if yours else ''}on a GPU of {where}"
 
 
 def processes_title(state: HostsState, listed: list[RemoteProcess]) -> str:

@@ -263,7 +263,7 @@ def _tail(state: MonitorState, listed: int) -> Iterator[Span]:
         keys = [key for key, is_on in said.items() if is_on]
         yield f"   {listed} of {count(state)} processes: {' '.join(which)} · {' and '.join(keys)} for all", "$primary"
     elif not listed and not unknown and state.gpus:
-        yield "   no process on any GPU", MUTED
+        yield "   no process on any GPU · 2 searches for a batch · `gpumem-tui run -- CMD` trains", MUTED
 
 
 def _first(order: Sequence[ProcessKey], cursor: ProcessKey | None, body: int) -> int:

@@ -189,7 +189,7 @@ def _combination_rows(found: Help, width: int) -> list[ListRow]:
     return lines
 
 
-_LARGER = "each technique below makes a larger batch fit"
+_LARGER = "largest: the batch that fits with each change alone"
 
 
 def _choice_rows(best: Combination, key: str, found: Help, width: int) -> list[ListRow]:
