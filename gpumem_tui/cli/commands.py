@@ -123,7 +123,7 @@ def _next_step(error: click.ClickException) -> str:
             return _MISSING.get(command, f"`gpumem-tui {command} --help` shows how")
         case click.NoSuchCommand():
             near = get_close_matches(error.command_name, _COMMANDS, 1)
-            return f"Did you mean `gpumem-tui {near[0]}`?" if near else "`gpumem-tui --help` lists the commands"
+            return f"did you mean `gpumem-tui {near[0]}`?" if near else "`gpumem-tui --help` lists the commands"
         case click.NoSuchOption(option_name="--host") if command in _COMMANDS:
             return _run_there(command)
         case click.NoSuchOption(possibilities=None | []):
@@ -173,7 +173,8 @@ def run() -> int:
     try:
         code = cli.main(prog_name="gpumem-tui", standalone_mode=False)
     except click.ClickException as error:
-        return complain(f"{error.format_message()} {_next_step(error)}".rstrip(), EXIT_BAD_INPUT)
+        words, then = error.format_message(), _next_step(error)
+        return complain(f"{words.removesuffix('.')}: {then}" if then else words, EXIT_BAD_INPUT)
     except click.Abort:
         return EXIT_INTERRUPTED
     return code or 0

@@ -147,10 +147,8 @@ def _looked(asked: _Asked, read: _Read) -> tuple[Mapping[str, Snapshot | str], _
             return found, enough, never
         problem = next((each for each in found.values() if isinstance(each, str)), "")
         if asked.runs:
-            say(
-                problem
-                or f"waiting for {counted(asked.count or 1, 'free GPU')}; `gpumem-tui free --explain` gives the reason"
-            )
+            why = f" ({problem})" if problem else "; `gpumem-tui free --explain` gives the reason"
+            say(f"waiting for {counted(asked.count or 1, 'free GPU')}{why}; ctrl+c ends it")
         time.sleep(asked.interval_s or _LOOK_S)
 
 
