@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -134,7 +135,7 @@ def _fitted(config: SearchConfig, allowed: tuple[str, ...]) -> Fitted | int:
     control, printer = Control(), Printer(as_json=False)
     progress = printer.progress
     log = CommandLog(config, quiet=True, progress=progress)
-    complain(side_effects(config.steps), 0)
+    complain(side_effects(config.steps, then_on_gpu=not config.device.simulated), 0)
     found: Fitted | None = None
     try:
         with interrupts(control.cancel):
@@ -167,10 +168,16 @@ def _fitted(config: SearchConfig, allowed: tuple[str, ...]) -> Fitted | int:
 def _train(found: Fitted, config: SearchConfig, *, on_screen: bool) -> int:
     """Run the command as it fits, under the probe, and end as it does."""
     from gpumem_tui.attach.launch import CannotRun
+    from gpumem_tui.run.interpreters import close_idle
+    from gpumem_tui.run.supervised import open_program
 
+    close_idle()  # each holds torch
     os.environ.update(found.environment)
     try:
-        with found.command.written(found.batch_size, found.config.passes) as words:
+        with ExitStack() as held:
+            words = held.enter_context(found.command.written(found.batch_size, found.config.passes))
+            if (program := open_program(words, held)) is not None:
+                os.dup2(program, 0)
             ended = run_command(words, on_screen=on_screen, why_out=lambda process: _why_out(process, found, config))
     except CannotRun as error:
         return complain(str(error), error.code)

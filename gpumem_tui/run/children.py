@@ -56,15 +56,20 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _INSTALLED = re.compile(r"^<|/lib/python[\d.]+/|-packages/|/gpumem_tui/")
 
 
-def side_effects(steps: int) -> str:
+def side_effects(steps: int, *, then_on_gpu: bool = False) -> str:
     """Return what following a command for so many steps does to the user's machine.
+
+    Args:
+        then_on_gpu: it is traced first, then runs on a GPU of this machine.
 
     >>> side_effects(3).partition(",")[0]
     'your script really runs for 3 steps'
     """
+    again = ", then on the GPU" if then_on_gpu else ""
     return (
         f"your script really runs for {steps:,} step{'' if steps == 1 else 's'}, without computing values (a loss "
-        "prints as 0); files it writes are kept. W&B, Comet, Neptune, ClearML and Hugging Face telemetry are off"
+        f"prints as 0){again}; files it writes are kept. W&B, Comet, Neptune, ClearML and Hugging Face telemetry "
+        "are off"
     )
 
 

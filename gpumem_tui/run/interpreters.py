@@ -142,7 +142,7 @@ def begin_early(arguments: Sequence[str]) -> None:
         arguments: of the command line.
     """
     options, *rest = " ".join(arguments).split(" -- ", 1)
-    simulated = options.startswith("predict") or "sim:" in options
+    simulated = options.startswith(("predict", "fit")) or "sim:" in options
     if not (rest and simulated):
         return
     with suppress(OSError):  # said where it is run

@@ -141,18 +141,25 @@ _ENDS_OF_INPUT = b"\x04" * 256
 """The byte that a terminal reads as the end of its input (termios(3), VEOF)."""
 
 
+def open_program(words: Sequence[str], held: ExitStack) -> int | None:
+    """Open the program that was piped in, if a command reads one, to be closed with `held`; None without one."""
+    piped = _piped() if set(words) & set(_READS_A_PROGRAM) else None
+    if piped is None:
+        return None
+    program = os.memfd_create("stdin")
+    held.callback(os.close, program)
+    os.write(program, piped)
+    os.lseek(program, 0, os.SEEK_SET)
+    return program
+
+
 def open_input(words: Sequence[str], held: ExitStack) -> int:
     """Open the standard input of one run of a command, to be closed with `held`.
 
     Scripts ask it for the terminal's size (``stty size``), so it is one; a question that they ask there finds the end
     of the input. A program that was piped in is given to every run anew.
     """
-    piped = _piped() if set(words) & set(_READS_A_PROGRAM) else None
-    if piped is not None:
-        program = os.memfd_create("stdin")
-        held.callback(os.close, program)
-        os.write(program, piped)
-        os.lseek(program, 0, os.SEEK_SET)
+    if (program := open_program(words, held)) is not None:
         return program
     try:
         keyboard, terminal = pty.openpty()

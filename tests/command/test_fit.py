@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,10 +76,10 @@ class Gpu:
     project: Project
     environment: dict[str, str]
 
-    def fit(self, *words: str) -> Finished:
+    def fit(self, *words: str, piped: str = "") -> Finished:
         """Run it to its end."""
         own = [self.project.python if word == "python" else word for word in words]
-        return self.project.run("fit", *own, environment=self.environment)
+        return self.project.run("fit", *own, environment=self.environment, piped=piped)
 
 
 @pytest.fixture
@@ -135,6 +136,12 @@ def test_signals_are_its_own(gpu: Callable[[Card], Gpu]) -> None:
         assert program.stdout.read() == ""
         assert program.wait(60) == 7, program.stderr.read()
     assert printed[1:] == ["ready\n", f"caught {signal.SIGINT:d}\n", f"caught {signal.SIGTERM:d}\n"]
+
+
+@pytest.mark.slow
+def test_a_program_that_is_piped_in_is_there_for_the_training_too(gpu: Callable[[Card], Gpu]) -> None:
+    done = gpu(Card()).fit("--target-batch", "8", "--", "python", "-", "--bs", "{batch}", piped=textwrap.dedent(SCRIPT))
+    assert (done.code, done.stdout) == (0, f"trained 8 1 {Card().uuid}\n"), done.stderr
 
 
 @pytest.mark.slow
