@@ -87,7 +87,7 @@ def fit(allowed: tuple[str, ...], dry_run: bool, on_screen: bool, as_json: bool,
         return found
     complain(found.words, 0)
     if dry_run:
-        from gpumem_tui.plan.fitting import FitObject
+        from gpumem_tui.plan.printed import FitObject
 
         Printer(as_json=as_json).show(body=lambda: FitObject.of(found), lines=lambda: [found.line])
         return 0

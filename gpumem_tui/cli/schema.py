@@ -17,8 +17,7 @@ def printed() -> dict[str, tuple[type[JsonObject], ...]]:
     """Return by command what it prints with ``--json``, one of these a line; loads most of the program."""
     from gpumem_tui.cli.free import FreeObject
     from gpumem_tui.cli.printed import CalibrationsObject, ChecksObject, GpusObject, ModelsObject
-    from gpumem_tui.plan.fitting import FitObject
-    from gpumem_tui.plan.printed import CommandPlanObject, PlanObject, SolveObject
+    from gpumem_tui.plan.printed import CommandPlanObject, FitObject, PlanObject, SolveObject
     from gpumem_tui.recording.jobs import JobObject
     from gpumem_tui.search.printed import PredictObject, ResultLine, TrialLine
     from gpumem_tui.search.serving import ServeObject

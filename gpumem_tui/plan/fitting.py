@@ -10,7 +10,6 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import combinations, islice
-from typing import Literal
 
 from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
 from gpumem_tui.formula.accumulation import Accumulation, accumulation
@@ -18,7 +17,6 @@ from gpumem_tui.formula.techniques import Technique, injected, is_advisable
 from gpumem_tui.memory import Range, Unknown, format_bytes
 from gpumem_tui.plan.combining import OF_THE_HELD
 from gpumem_tui.plan.dialects import spoken, typed_changes, typed_command, with_accumulation
-from gpumem_tui.report.objects import SCHEMA, JsonObject
 from gpumem_tui.run.children import ChildDied
 from gpumem_tui.run.control import Control, SideBySide, Unusable
 from gpumem_tui.run.events import PROPOSE, TrialDone
@@ -27,7 +25,6 @@ from gpumem_tui.search.fragmentation import EXPANDABLE, AllocatorRemedy, larger_
 from gpumem_tui.search.frameworks import dialect_of
 from gpumem_tui.search.predicting import Predicted, WhileTracing, predicting
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.search.printed import DeviceObject
 from gpumem_tui.search.runner import TrialFinished, TrialProgress, run_trial, search
 from gpumem_tui.search.strategy import Sizes
 from gpumem_tui.search.verdict import Verdict
@@ -218,62 +215,6 @@ def _set(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-class _Step(JsonObject, frozen=True):
-    steps: int
-    global_batch_size: int
-    target_batch: int
-
-
-class _NotMadeObject(JsonObject, frozen=True):
-    change: str
-    reason: str
-    how: str | None
-
-
-class FitObject(JsonObject, frozen=True):
-    """The object that `fit --dry-run --json` prints.
-
-    Attributes:
-        command: as it is typed, with its variables.
-        device_used_bytes: at the most, at the peak.
-        confirmed: whether a trial on a GPU of this machine measured it.
-    """
-
-    schema: Literal[1]
-    command: str
-    environment: dict[str, str]
-    batch_size: int
-    max_batch_size: int
-    ranks: int
-    accumulation: _Step
-    device: DeviceObject
-    device_used_bytes: int
-    confirmed: bool
-    allocator: str | None
-    changes: tuple[str, ...]
-    not_made: tuple[_NotMadeObject, ...]
-
-    @classmethod
-    def of(cls, found: Fitted) -> FitObject:
-        """Describe a command that fits."""
-        step = found.step
-        return cls(
-            schema=SCHEMA,
-            command=found.line,
-            environment=dict(found.environment),
-            batch_size=found.batch_size,
-            max_batch_size=found.safe,
-            ranks=found.ranks,
-            accumulation=_Step(step.steps, step.global_batch_size, step.target_batch),
-            device=DeviceObject.of(found.config.device),
-            device_used_bytes=found.used.high_bytes,
-            confirmed=found.result is not None and not found.config.device.simulated,
-            allocator=None if found.remedy is None else found.remedy.option,
-            changes=tuple(change.key for change in found.changes),
-            not_made=tuple(_NotMadeObject(one.change, one.reason, one.how or None) for one in found.not_made),
-        )
-
-
 # The way to it
 
 FitEvent = WhileTracing | TrialProgress | TrialFinished | str | Fitted
@@ -439,7 +380,9 @@ class _Fitter:
                 found = yield from self._sized(replace(self._config, workload=workload), chosen)
                 why = "" if found.helps(as_it_is) else "it saves nothing here"
                 best = found if found.helps(best) else best
-            except (Unusable, ChildDied) as error:
+            except (Unusable, ChildDied, CannotFit) as error:
+                if isinstance(error, CannotFit) and error.code == EXIT_INTERRUPTED:
+                    raise
                 why = f"its run failed: {error}"
             if why and len(chosen) == 1:
                 yield self._spare([chosen[0].key], why)

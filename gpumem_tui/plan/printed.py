@@ -16,6 +16,7 @@ from gpumem_tui.plan.combining import command_of
 from gpumem_tui.plan.command import CommandPlan, on_every_gpu, ranks_line, techniques_of_command
 from gpumem_tui.plan.curves import Curve, CurveMark, CurveSeries
 from gpumem_tui.plan.export import all_curves, command_line
+from gpumem_tui.plan.fitting import Fitted, NotMade
 from gpumem_tui.plan.goals import Quantity
 from gpumem_tui.plan.judgement import Judgement, judgements
 from gpumem_tui.plan.limits import How, Limit
@@ -544,4 +545,50 @@ class CommandPlanObject(PredictedObject, frozen=True):
             gpus=tuple(_CommandOn.of(there, known_there) for there, known_there in on_every_gpu(plan)),
             batch_sizes=tuple(map(_Batch.of, found.batches())),
             ranks=_Ranks(ranks=plan.ranks, sharded=plan.base.done.is_sharded, note=ranks_line(plan)),
+        )
+
+
+# A command that fits
+
+
+class FitObject(JsonObject, frozen=True):
+    """The object that `fit --dry-run --json` prints.
+
+    Attributes:
+        command: as it is typed, with its variables.
+        device_used_bytes: at the most, at the peak.
+        confirmed: whether a trial on a GPU of this machine measured it.
+    """
+
+    schema: Literal[1]
+    command: str
+    environment: dict[str, str]
+    batch_size: int
+    max_batch_size: int
+    ranks: int
+    accumulation: Accumulation
+    device: DeviceObject
+    device_used_bytes: int
+    confirmed: bool
+    allocator: str | None
+    changes: tuple[str, ...]
+    not_made: tuple[NotMade, ...]
+
+    @classmethod
+    def of(cls, found: Fitted) -> FitObject:
+        """Describe a command that fits."""
+        return cls(
+            schema=SCHEMA,
+            command=found.line,
+            environment=dict(found.environment),
+            batch_size=found.batch_size,
+            max_batch_size=found.safe,
+            ranks=found.ranks,
+            accumulation=found.step,
+            device=DeviceObject.of(found.config.device),
+            device_used_bytes=found.used.high_bytes,
+            confirmed=found.result is not None and not found.config.device.simulated,
+            allocator=None if found.remedy is None else found.remedy.option,
+            changes=tuple(change.key for change in found.changes),
+            not_made=found.not_made,
         )
