@@ -30,7 +30,7 @@ _FRAMES = 40
 """A stack of Python's and C++'s frames, as `_record_memory_history` keeps them unless told otherwise."""
 _BATCH = 1000
 """Items that a pickler appends at once."""
-_KEYS = ("action", "addr", "size", "stream", "time_us", "compile_context", "user_metadata", "frames")
+_KEYS = ("action", "addr", "size", "stream", "time_us", "compile_context", "user_metadata", "pool_id", "frames")
 
 
 class SnapshotPickle:
@@ -74,7 +74,7 @@ class SnapshotPickle:
 
     def _event(self, timed: tuple[int, tuple[str, int, int, int]]) -> bytes:
         time_us, (action, address, size, stream) = timed
-        values = (action, address, size, stream, time_us, "N/A", "")
+        values = (action, address, size, stream, time_us, "N/A", "", (0, 0))
         head = b"}" + self._memorized() + b"("
         for key, value in zip(_KEYS, values, strict=False):
             head += self._text(key) + self._value(value)

@@ -113,3 +113,6 @@ def test_what_look_prints_of_a_file_is_valid_by_its_schema(program: Program, tmp
     for body in (files.training(), files.fragmented()):
         path = written(tmp_path, body)
         assert faults(json.loads(program("look", str(path), "--json").out), "look") == []
+    compared = json.loads(program("look", str(path), str(path), "--json").out)
+    assert compared["event"] == "comparison"
+    assert faults(compared, "look") == []

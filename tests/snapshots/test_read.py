@@ -59,6 +59,34 @@ class TestForms:
         found = read_snapshot(path)
         assert figures(analyse(found, 0)) == figures(opened(tmp_path, files.training()))
 
+    @pytest.mark.parametrize("protocol", [2, 4])
+    def test_parts_that_events_have_in_common(self, tmp_path: Path, protocol: int) -> None:
+        """The id of a pool, new or the same for each, and a stack that a request and its release share."""
+        one_pool, frames, events = (0, 3), [*files.FORWARD], []
+        for number in range(2500):
+            pool = one_pool if number % 2 else (number % 5, 1 << number % 12)
+            for action in ("alloc", "free_requested", "free_completed"):
+                entry = files.event(action, BASE + number % 7 * MIB, 1000 + number, pool_id=pool)
+                events.append({**entry, "frames": frames if number % 3 else list(files.BACKWARD)})
+        found = read_snapshot(written(tmp_path, files.body(events, [files.segment(BASE, [])]), protocol=protocol))
+        history = found.history(0)
+        assert (len(history), len(found.stacks)) == (7500, 3)
+        assert history.sizes[7499] == 3499
+        for number in (0, 1, 2499):
+            expected = files.FORWARD if number % 3 else files.BACKWARD
+            for event in range(number * 3, number * 3 + 3):
+                assert [one.function for one in found.stacks[history.stacks[event]]] == [
+                    one["name"] for one in expected
+                ]
+
+    def test_events_are_not_remembered(self) -> None:
+        """A pickle's memo is as long as its events are many; a number each is kept of it, and no object."""
+        data = pickle.dumps(files.body([files.event("alloc", BASE, 512 + n, files.FORWARD) for n in range(5000)], []))
+        unpickler = pickles.SnapshotUnpickler(data, Stacks(), lambda _: None)
+        unpickler.load()
+        assert len(unpickler._numbers) > 10_000
+        assert len(unpickler._memo) < 100
+
     def test_long_traces_and_many_frames(self, tmp_path: Path) -> None:
         """Batches of 1,000, references of more than a byte, and stacks that come again."""
         stacks = [
