@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
+from gpumem_tui.memory import MIB
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.kit.dialogs import TextScreen
 from gpumem_tui.tui.kit.help import HelpScreen
@@ -162,6 +163,16 @@ async def test_without_a_history_it_says_how_to_record_one(tmp_path: Path) -> No
         await _drawn(pilot, app)
         assert "_record_memory_history(enabled='all')" in " ".join(_text(app).split())
         assert "▲ peak" not in _text(app)
+        await until(pilot, lambda: "Held when written, by source line" in _text(app))
+
+
+async def test_without_anything_recorded_the_segments_come_first(tmp_path: Path) -> None:
+    held = files.block(files.BASE, 64 * MIB, "active_allocated")
+    app = snapshot_app(tmp_path, files.body([], [files.segment(files.BASE, [held])]))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await _drawn(pilot, app)
+        assert "Segments when it was written" in _text(app)
+        assert "64 MiB" in _rows(app, "segments")
 
 
 async def test_two_files_and_a_line_that_changed(tmp_path: Path) -> None:

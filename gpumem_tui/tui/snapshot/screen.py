@@ -18,6 +18,7 @@ from gpumem_tui.snapshots.analysis import Analysis, Part, Point
 from gpumem_tui.snapshots.fragmentation import FailedRequest, Pin
 from gpumem_tui.snapshots.model import MemorySnapshot, Segment
 from gpumem_tui.snapshots.report import answer_words, event_count, segment_cells
+from gpumem_tui.snapshots.states import NOT_RECORDED
 from gpumem_tui.tui.kit.chart import LABEL_WIDTH, Band, Stack, area_rows, by_column, ends_row, stacked
 from gpumem_tui.tui.kit.dialogs import TextScreen
 from gpumem_tui.tui.kit.figures import (
@@ -110,8 +111,6 @@ def _stack(point: Point, bands: Sequence[Band], top: int, rows: int) -> Stack:
 def _mark_row(analysis: Analysis, columns: int) -> ListRow:
     """Return the line that marks where the peak is, and where memory ran out."""
     line = [" "] * columns
-    if not analysis.is_recorded:
-        return row((" " * LABEL_WIDTH, ""), (fit("no events: what was held when the file was written", columns), MUTED))
     peak = _column(analysis, analysis.peak_event, columns)
     word = "▲ peak" if peak + 6 <= columns else "peak ▲"
     start = peak if peak + 6 <= columns else max(0, peak - 5)
@@ -134,11 +133,13 @@ def category_rows(analysis: Analysis, width: int) -> list[ListRow]:
     lines += [_category(name, size_bytes, width) for name, size_bytes in sizes.items()]
     lines += [_category(name, 0, width) for name in analysis.categories if name not in sizes]
     lines.append(_sum("= allocated", analysis.peak_allocated_bytes, width))
-    lines.append(_sum("reserved at most", analysis.peak_reserved_bytes, width))
+    reserved = "reserved at most" if analysis.is_recorded else "reserved"
+    lines.append(_sum(reserved, analysis.peak_reserved_bytes, width))
     lines.append(row())
     for text in analysis.notes:
         lines += paragraph(text, width)
-    return [*lines, *paragraph(f"categories from {analysis.categories_from}", width)]
+    is_told = any(part.name != NOT_RECORDED for part in analysis.by_category)
+    return [*lines, *(paragraph(f"categories from {analysis.categories_from}", width) if is_told else ())]
 
 
 def _category(name: str, size_bytes: int, width: int) -> ListRow:
@@ -282,6 +283,13 @@ def _interest(analysis: Analysis) -> tuple[bool, int]:
     return bool(analysis.ooms), analysis.peak_allocated_bytes
 
 
+def _first_pane(analysis: Analysis) -> str:
+    """Return the list that tells most: without any history it is the segments."""
+    if analysis.ooms:
+        return "out of memory"
+    return "lines" if any(part.name != NOT_RECORDED for part in analysis.by_line) else "segments"
+
+
 class SnapshotScreen(MainScreen):
     """The screen of a snapshot, one device at a time.
 
@@ -310,7 +318,7 @@ class SnapshotScreen(MainScreen):
         self._analyses = analyses
         self._clock = clock
         self._at = max(range(len(analyses)), key=lambda at: _interest(analyses[at]))
-        self._pane = "out of memory" if self.analysis.ooms else "lines"
+        self._pane = _first_pane(self.analysis)
 
     @property
     def analysis(self) -> Analysis:
@@ -397,7 +405,12 @@ class SnapshotScreen(MainScreen):
     def _draw(self) -> None:
         self._draw_header()
         analysis, total = self.analysis, self.analysis.peak_allocated_bytes
-        height = self.query_one("#course").size.height
+        course = self.query_one("#course")
+        course.display = analysis.is_recorded
+        for pane in ("lines", "stacks"):
+            title = _TITLES[pane] if analysis.is_recorded else _TITLES[pane].replace("Peak", "Held when written,")
+            self.query_one(f"#{pane}", RowList).border_title = title
+        height = course.size.height
         self._show("course", lambda width, _: course_rows(analysis, width, height))
         self._show("categories", lambda width, _: category_rows(analysis, width))
         self._show("lines", lambda width, _: part_rows(analysis.by_line, total, width, "source line"))
