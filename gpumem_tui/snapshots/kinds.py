@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import io
 import lzma
@@ -34,6 +35,8 @@ UNPACKERS: dict[bytes, Callable[[BinaryIO], Unpacked]] = {
 BROKEN = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
 """Raised by these for a file that is damaged or not whole."""
 _HEAD_BYTES = 1 << 16
+_UTF_16, _UTF_8 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), codecs.BOM_UTF8
+"""The marks that text files of Windows begin with; PowerShell writes UTF-16."""
 _LONGEST_PATH = 200
 
 
@@ -74,7 +77,7 @@ def kinds() -> dict[str, FileKind]:
 
 def kind_of(head: bytes, name: str) -> FileKind | None:
     """Return the kind of a file that begins so; None for one that nothing in the table is like."""
-    text = head.decode("latin-1")
+    text = head.decode("utf-16", "replace") if head.startswith(_UTF_16) else head.removeprefix(_UTF_8).decode("latin-1")
     return next((kind for kind in kinds().values() if kind.matches(text, name)), None)
 
 

@@ -241,7 +241,7 @@ class SnapshotUnpickler:
         except (IndexError, KeyError, ValueError, TypeError, OverflowError, struct.error) as error:
             if self._at >= self._size - _LONGEST_INSTRUCTION:
                 raise SnapshotError(
-                    f"ends in the middle, after {self._size:,} bytes: it was not written to its end"
+                    f"ends in the middle, after {self._size:,} bytes: it was not written to its end; copy it again"
                 ) from error
             raise SnapshotError(f"is broken at byte {self._at:,}") from error
 

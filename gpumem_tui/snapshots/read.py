@@ -34,6 +34,7 @@ from gpumem_tui.text import shortened
 StackOf = Callable[[object], int]
 _MOST_ANNOTATIONS = 100_000
 _MOST_FRAMES = 10_000
+_JSON_START = 64
 
 
 class _PastDocument(msgspec.Struct):
@@ -101,11 +102,12 @@ def read_json(data: Data, stacks: Stacks) -> tuple[SnapshotDocument, list[EventH
         SnapshotError: it is something else.
     """
     try:
-        document = msgspec.json.decode(data, type=SnapshotDocument)
+        if data[:_JSON_START].lstrip().startswith(b"["):  # of torch.cuda.memory_snapshot(): segments only
+            document = SnapshotDocument(segments=msgspec.json.decode(data, type=list[SegmentDocument]))
+        else:
+            document = msgspec.json.decode(data, type=SnapshotDocument)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise SnapshotError(f"is no memory snapshot: {shortened(str(error), 200)}") from error
-    if document.device_traces is None and document.traces is None:
-        raise SnapshotError("is no memory snapshot: it has no events (`device_traces`)")
     if document.traces is not None:
         return document, [_reduced_history(trace) for trace in document.traces], "reduced JSON"
     known: dict[bytes, int] = {}

@@ -59,7 +59,10 @@ WRITTEN: dict[str, tuple[str, str | bytes]] = {
     "llama-factory": ("sft.yaml", "### model\nmodel_name_or_path: m\nstage: sft\nfinetuning_type: lora\n"),
     "axolotl": ("qlora.yml", "base_model: m\nload_in_4bit: true\n"),
     "yaml": ("train.yaml", "trainer:\n  max_epochs: 1\n"),
-    "settings": ("config.toml", "a = 1\n"),
+    "toml": ("config.toml", "a = 1\n"),
+    "torchtune": ("full.yaml", "model:\n  _component_: torchtune.models.llama3_2.llama3_2_1b\n"),
+    "trl": ("sft.yml", "model_name_or_path: m\nlearning_rate: 1.0e-4\n"),
+    "memory-stats": ("stats.json", '{"active.all.current": 1, "allocated_bytes.all.peak": 512}'),
     "out-of-memory-log": ("train.log", _LONG_LOG),
     "log": ("notes.txt", "hello\n"),
 }
@@ -110,6 +113,40 @@ torch.save(network.state_dict(), "model.pt")
 torch.save(network.state_dict(), "old.pt", _use_new_zipfile_serialization=False)
 open("viz.html", "w").write(_memory_viz.trace_plot(files.training(), device=0))
 """
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "key"),
+    [
+        ("a.csv", "2026/01/01 00:00:00.000, NVIDIA H100 80GB HBM3, 50, 1000\n", "nvidia-smi-csv"),
+        ("a.csv", "0, NVIDIA A100-SXM4-40GB, 31, 40960\n", "nvidia-smi-csv"),
+        ("a.csv", "1000 MiB, 81559 MiB\n1000 MiB, 81559 MiB\n", "nvidia-smi-csv"),
+        ("a.csv", _SMI.encode("utf-16"), "nvidia-smi-csv"),
+        ("a.csv", _SMI.replace("\n", "\r\n").encode("utf-8-sig"), "nvidia-smi-csv"),
+        ("a.csv", "pid, process_name, used_gpu_memory [MiB]\n1, python, 2 MiB\n", "nvidia-smi-csv"),
+        ("dmon", "# gpu    pwr  gtemp  mtemp\n# Idx      W      C      C\n", "nvidia-smi"),
+        ("t.json", '[{"name": "a", "ph": "X", "ts": 1}]', "chrome-trace"),
+        ("t.json", "[[], []]", "timeline"),
+        ("t.json", f"[[{', '.join(map(str, range(10**6, 10**6 + 30_000)))}], [[0, 1]]]", "timeline"),
+        ("t.raw.json", "[[-1, 0, 512, null], [17, 1, 8, 2]]", "timeline-raw"),
+        ("ds.json", '{\n  "train_batch_size": "auto",\n  "fp16": {"enabled": true}\n}', "deepspeed"),
+        ("summary.txt", "|=====|\n| PyTorch CUDA memory summary, device ID 0 |\n", "memory-stats"),
+        ("log.txt", "RuntimeError: CUDA out of memory. Tried\n".encode("utf-16"), "out-of-memory-log"),
+    ],
+)
+def test_other_forms_of_a_kind(tmp_path: Path, name: str, content: str | bytes, key: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert _said(path) == f"{path} {what_to_type(kinds()[key], path)}"
+
+
+@pytest.mark.parametrize("body", [files.training()["segments"], {"segments": files.training()["segments"]}])
+def test_segments_alone_are_a_snapshot_without_a_history(tmp_path: Path, body: object) -> None:
+    """The value of `torch.cuda.memory_snapshot()`, pickled or as JSON."""
+    for name, data in (("s.json", json.dumps(body).encode()), ("s.pickle", pickle.dumps(body))):
+        (tmp_path / name).write_bytes(data)
+        found = read_snapshot(tmp_path / name)
+        assert (found.devices, len(found.segments), len(found.history(0))) == ([0], 2, 0)
 
 
 @pytest.fixture(scope="module")
