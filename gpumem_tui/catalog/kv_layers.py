@@ -105,6 +105,26 @@ _WITHOUT = {
 }
 _PATTERNS = {"gemma3_text": 6, "cohere2": 4, "gemma2": 2, "gpt_oss": 2}
 """Every so many-th layer attends to all tokens and the others to a window, where `layer_types` is missing."""
+_DEFAULTS: Mapping[str, Mapping[str, int]] = {
+    "head_dim": {
+        **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "gemma3n_text"), 256),
+        **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), 256),
+        **dict.fromkeys(("qwen3", "qwen3_vl_text", "ernie4_5", "glm", "glm4", "helium", "internlm3"), 128),
+        **dict.fromkeys(("llama4_text", "minimax_m2", "ministral3", "seed_oss"), 128),
+        "gpt_oss": 64,
+    },
+    "num_attention_heads": {"gemma3_text": 8},
+    "num_key_value_heads": {
+        "ernie4_5": 2, "ernie4_5_moe": 4, "gemma": 16, "gemma2": 4, "gemma3_text": 4, "gemma3n_text": 2, "glm": 2,
+        "glm4": 2, "glm4_moe": 8, "gpt_oss": 8, "internlm3": 2, "llama4_text": 8, "minimax_m2": 8, "ministral": 8,
+        "ministral3": 8, "mistral": 8, "mixtral": 8, "qwen2": 32, "qwen2_5_vl_text": 8, "qwen2_moe": 16,
+        "qwen2_vl_text": 8, "qwen3": 32, "qwen3_5_moe_text": 2, "qwen3_5_text": 4, "qwen3_moe": 4, "qwen3_next": 2,
+        "qwen3_vl_moe_text": 16, "qwen3_vl_text": 32, "seed_oss": 8, "smollm3": 4, "stablelm": 32, "starcoder2": 2,
+    },
+    "sliding_window": {"gemma2": 4096, "gemma3_text": 4096, "gemma3n_text": 512, "gpt_oss": 128, "cohere2": 4096},
+}  # fmt: skip
+"""By key, the value that transformers 5 takes where a configuration lacks it, by model_type: Gemma 3's files state
+neither heads nor widths. A key that is null is no such."""
 _ALL_WINDOWED = frozenset(("mistral", "mixtral", "ministral", "phi3", "starcoder2"))
 """Every layer attends to `sliding_window` tokens, where that is a number."""
 
@@ -122,6 +142,9 @@ class _Keys:
             found = self.values.get(name)
             if isinstance(found, int) and not isinstance(found, bool) and found > 0:
                 return found
+        usual = None if names[0] in self.values else _DEFAULTS.get(names[0], {}).get(self.model_type)
+        if usual is not None:
+            return usual
         if default is None:
             raise ValueError(f"has no {names[0]!r}")
         return default

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumem_tui.catalog.kv_layers import CachedLayers, KvLayers, kv_layers_of_config, kv_layers_of_shape
+from gpumem_tui.catalog.kv_layers import (
+    _DEFAULTS,
+    _LATENT,
+    _PLAIN,
+    CachedLayers,
+    KvLayers,
+    kv_layers_of_config,
+    kv_layers_of_shape,
+)
 from gpumem_tui.catalog.loader import find_model, models
 from gpumem_tui.formula.kv_cache import KV_BITS, cached_bytes, paged, sequence_range, token_bytes
 from gpumem_tui.memory import Unknown
@@ -17,7 +25,8 @@ from gpumem_tui.memory import Unknown
 
 def config(model_type: str, **keys: Any) -> dict[str, object]:
     return {
-        "model_type": model_type, "num_hidden_layers": 12, "num_attention_heads": 8, "hidden_size": 512, **keys,
+        "model_type": model_type, "num_hidden_layers": 12, "num_attention_heads": 8, "num_key_value_heads": 8,
+        "hidden_size": 512, "head_dim": 64, **keys,
     }  # fmt: skip
 
 
@@ -105,6 +114,38 @@ def test_every_model_of_the_catalog_that_generates_has_a_cache() -> None:
     found = kv_layers_of_shape(find_model("deepseek-v3"))
     assert isinstance(found, KvLayers)
     assert token_bytes(found, "bf16") == 61 * 576 * 2
+
+
+def test_keys_that_a_file_lacks_are_those_of_transformers() -> None:
+    """As of google/gemma-3-4b-it, whose text_config has five keys; a null width is hidden / heads."""
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34, "sliding_window": 1024}
+    found = kv_layers_of_config({"model_type": "gemma3", "text_config": text})
+    assert isinstance(found, KvLayers)
+    assert found.cached == (CachedLayers(5, 4, 512), CachedLayers(29, 4, 512, 1024))
+    qwen3 = {"model_type": "qwen3", "hidden_size": 512, "num_hidden_layers": 12, "num_attention_heads": 8}
+    lacking = kv_layers_of_config(qwen3)
+    assert isinstance(lacking, KvLayers)
+    assert lacking.cached == (CachedLayers(12, 32, 256),)
+    assert layers("qwen3", head_dim=None, num_key_value_heads=None).cached == (CachedLayers(12, 8, 128),)
+
+
+@pytest.mark.slow
+def test_the_keys_that_are_taken_are_the_defaults_of_transformers() -> None:
+    mapping = pytest.importorskip("transformers").models.auto.configuration_auto.CONFIG_MAPPING
+    for key, usual in _DEFAULTS.items():
+        for model_type, value in usual.items():
+            assert getattr(mapping[model_type], key) == value, (model_type, key)
+    for model_type in sorted((_PLAIN | _LATENT) & {*mapping}):
+        made = mapping[model_type]()
+        found = kv_layers_of_config({**made.to_dict(), "model_type": model_type})
+        if isinstance(found, Unknown):
+            assert model_type in ("gemma3n_text", "minimax"), found.reason
+            continue
+        states = 0 if found.states is None else found.states.count
+        shared = getattr(made, "num_kv_shared_layers", 0)
+        assert sum(one.count for one in found.cached) + states + shared == made.num_hidden_layers, model_type
+        width = getattr(made, "head_dim", None) or made.hidden_size // made.num_attention_heads
+        assert all(one.is_latent or one.width == 2 * width for one in found.cached), model_type
 
 
 def test_heads_are_cut_over_gpus_and_copied_where_there_are_fewer() -> None:
