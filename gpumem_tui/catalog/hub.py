@@ -113,6 +113,20 @@ def configuration(model: HubModel, *, offline: bool = False) -> Path:
     return _keep(model, _asked(model))
 
 
+def weights_by_dtype(model: HubModel, *, offline: bool = False) -> Mapping[str, int]:
+    """Return how many values of each type a model's safetensors have, as the hub states them; empty if unknown.
+
+    The hub reads the headers of the files (https://huggingface.co/docs/hub/api, `expand[]=safetensors`).
+    """
+    if offline or any(os.environ.get(name, "").lower() in _YES for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
+        return {}
+    revision = quote(model.commit or model.revision, safe="")
+    found = _get(f"api/models/{model.name}/revision/{revision}?{urlencode({'expand[]': 'safetensors'})}")
+    with suppress(ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return {str(name): int(count) for name, count in json.loads(found.body)["safetensors"]["parameters"].items()}
+    return {}
+
+
 def _lacking(model: HubModel) -> str:
     return f"there is no file or folder {model.name}, and no model of that name in {cache()}"
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
 from gpumem_tui.catalog.config_file import ConfigFile, quantization_of, read_config_file
+from gpumem_tui.catalog.hub import hub_model, weights_by_dtype
 from gpumem_tui.catalog.kv_layers import KvLayers, kv_layers_of_config, kv_layers_of_shape
 from gpumem_tui.catalog.loader import DEFAULT_MODEL, find_model, shape_from_hf_config
 from gpumem_tui.catalog.shapes import CatalogError, ModelShape
@@ -119,6 +121,10 @@ def _of_file(options: Options, terms: ServeTerms) -> _Model:
     if stored is not None and (terms.weights_bits == 16 or quantized is not None):
         return _Model(file.name, layers, (Range(stored, stored), 0), "as stored next to the configuration")
     shape = _shape_of(file)
+    if isinstance(shape, Unknown) or (quantized is not None and quantized.bits is None):
+        on_hub = _on_hub(path, terms.weights_bits, offline=options.trained.offline)
+        if on_hub is not None:
+            return _Model(file.name, layers, (Range(on_hub, on_hub), 0), "as the hub lists their types")
     if isinstance(shape, Unknown):
         return _Model(file.name, layers, shape)
     if quantized is None:
@@ -155,6 +161,16 @@ def _by_shape(shape: ModelShape, bits: float, others_bits: int) -> tuple[Range, 
     others = sum(one.values for one in tensors) - linear - vectors
     least, most = (ceil((linear * bits + others * each) / 8) for each in (bits, others_bits))
     return Range(least, most), vectors * others_bits // 8
+
+
+def _on_hub(path: str, bits: int, *, offline: bool) -> int | None:
+    """Return the bytes of a hub model's weights, those of 32 and 16 bits in `bits`; None if the hub does not tell."""
+    model = None if os.path.exists(path) else hub_model(path)
+    counts = {} if model is None else weights_by_dtype(model, offline=offline)
+    bits_of = {**dict.fromkeys(("F32", "F16", "BF16"), bits), **dict.fromkeys(("F8_E4M3", "F8_E5M2"), 8)}
+    if not counts or counts.keys() - bits_of.keys():  # packed values of other types are not counted alike
+        return None
+    return sum(count * bits_of[name] // 8 for name, count in counts.items())
 
 
 def _stored_bytes(folder: Path) -> int | None:

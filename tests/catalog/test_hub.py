@@ -17,10 +17,13 @@ import pytest
 
 from gpumem_tui.catalog import hub
 from gpumem_tui.catalog.config_file import looks_like_path, read_config_file
-from gpumem_tui.catalog.hub import HubModel, cached_names, hub_model
+from gpumem_tui.catalog.hub import HubModel, cached_names, hub_model, weights_by_dtype
 from gpumem_tui.catalog.loader import NoClosedFormError, shape_from_hf_config
 from gpumem_tui.catalog.shapes import CatalogError
 from gpumem_tui.formula.parameters import count_parameters
+from gpumem_tui.memory import Range
+from gpumem_tui.options.configuration import asked_by
+from gpumem_tui.options.serving import ServeTerms, served
 
 PUBLISHED: dict[str, dict[str, object]] = json.loads(
     Path(__file__).with_name("hub_configs.json").read_text(encoding="utf-8")
@@ -185,6 +188,39 @@ class TestReading:
         (tmp_path / "Qwen" / "Qwen3-1.7B" / "config.json").write_bytes(QWEN)
         read_config_file("Qwen/Qwen3-1.7B")
         assert not server.asked
+
+
+class TestWeights:
+    """`predict --serve` asks for the types of weights that no formula counts."""
+
+    GEMMA = json.dumps(
+        {
+            "model_type": "gemma2", "num_hidden_layers": 26, "num_attention_heads": 8, "hidden_size": 2304,
+            "max_position_embeddings": 8192, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096,
+        }
+    ).encode()  # fmt: skip
+    PATH = f"/api/models/google/gemma-2-2b/revision/{COMMIT}"
+
+    @pytest.mark.parametrize(
+        ("parameters", "size"),
+        [
+            ({"BF16": 1000}, 2000),
+            ({"F32": 1000, "F8_E4M3": 10}, 2010),
+            ({"I32": 1000, "F16": 10}, None),
+            (None, None),
+        ],
+    )
+    def test_they_are_counted_by_type(self, server: Hub, parameters: object, size: int | None) -> None:
+        server.answers["/google/gemma-2-2b/resolve/main/config.json"] = sending(self.GEMMA)
+        server.answers[self.PATH] = sending(json.dumps({"safetensors": {"parameters": parameters}}).encode())
+        found = served(asked_by({"model": "google/gemma-2-2b", "gpu": "sim:t4-16gb"}), ServeTerms(concurrency=2))
+        assert (found.weights.high_bytes if isinstance(found.weights, Range) else None) == size
+        assert server.asked[-1][0] == f"{self.PATH}?expand%5B%5D=safetensors"
+
+    def test_offline_nobody_is_asked(self, server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        assert weights_by_dtype(HubModel("google/gemma-2-2b")) == {}
+        assert server.asked == []
 
 
 class TestRefusals:
