@@ -26,6 +26,7 @@ from gpumem_tui.memory import MIB, Unknown, format_bytes, size_from
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.allocator.profile import NEWEST_TORCH, profile_for
 
+_FLAG = "--beside"
 _LEFT_BYTES = MIB
 """Left of a GPU that an engine fills: a GPU of no memory is none."""
 _HUNDREDTHS = 100
@@ -41,10 +42,10 @@ def beside(gpu: Gpu, typed: str) -> Gpu:
     try:
         engine = InferenceEngine(size_from(typed)) if share is None else of_share(gpu, share)
     except ValueError as error:
-        raise OptionError(f"--beside={typed}: {error}; write a share of the GPU below 1, such as 0.45") from error
+        raise OptionError(f"{_FLAG} {typed}: {error}; write a share of the GPU below 1, such as 0.45") from error
     if engine.size_bytes + _LEFT_BYTES > gpu.cuda_total_range.low_bytes:
         raise OptionError(
-            f"--beside={typed}: takes {format_bytes(engine.size_bytes)} and the GPU has "
+            f"{_FLAG} {typed}: takes {format_bytes(engine.size_bytes)} and the GPU has "
             f"{format_bytes(gpu.cuda_total_bytes)}; give less"
         )
     return gpu.beside(engine)

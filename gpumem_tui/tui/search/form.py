@@ -42,7 +42,7 @@ from gpumem_tui.options.workload import (
     simulated_device,
     visible_gpus,
 )
-from gpumem_tui.search.beside import as_beside
+from gpumem_tui.search.beside import beside
 from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.choice import ChoiceField
@@ -55,10 +55,10 @@ _KIND = OptionRow(name="kind", group="workload", holds="choice", choices=tuple(_
 _ORDER = (
     "kind", "model", "config", "workload", "command", "gpus", "gpu", "memory_bytes", "arch", "precision",
     "optimizer", "recompute", "compile", "attention", "seq_len", "strategy", "ramp_step", "batch_multiple",
-    "target_batch", "target_tokens", "headroom", "limit_bytes", "context_bytes", "calibration", "share", "steps",
-    "timeout_s", "python", "sharding", "freeze", "adapter", "lora_rank", "adapter_dtype", "base_quantization",
-    "lora_targets", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "image_size", "channels_last",
-    "dequantize", "assumed_rows", "longest", "rank", "through", "resume", "torch_version",
+    "target_batch", "target_tokens", "headroom", "limit_bytes", "context_bytes", "calibration", "share",
+    "beside", "steps", "timeout_s", "python", "sharding", "freeze", "adapter", "lora_rank", "adapter_dtype",
+    "base_quantization", "lora_targets", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "image_size",
+    "channels_last", "dequantize", "assumed_rows", "longest", "rank", "through", "resume", "torch_version",
 )  # fmt: skip
 FIELDS = tuple(OPTIONS.get(name, _KIND) for name in _ORDER)
 """The options that have a field, from top to bottom, and what is trained before them."""
@@ -130,7 +130,7 @@ class FormValues:
     def begins(self, option: OptionRow) -> str:
         """Return what an option's field begins with."""
         options, given = self._options, self._given.options
-        context = self._config.device.gpu.context
+        context, engine = self._config.device.gpu.context, self._config.device.gpu.engine
         values: dict[str, object] = {field.name: getattr(self._config, field.name) for field in fields(self._config)}
         values |= {field.name: getattr(options, field.name) for field in fields(options)}
         values |= options.changes
@@ -140,6 +140,7 @@ class FormValues:
             "python": self._config.python if self._config.python != sys.executable else None,
             "share": bool(self._config.device.others_bytes),
             "context_bytes": context.typed_bytes if context else None,
+            "beside": engine.typed if engine else None,
         }
         return option.text(values.get(option.name))
 
@@ -190,12 +191,16 @@ class FormValues:
         python = self._read_python(values["python"])
         offline = asked.trained.config is not None  # each letter that is typed comes here
         workload = replace(asked.trained, offline=offline).spec(python)
+        wanted = _with_engine(asked, _with_context(asked, replace(device, gpu=device.gpu.whole)))
+        limit_bytes = self._limit_bytes(device, values["limit_bytes"])
+        if wanted.gpu.engine != device.gpu.engine and values["limit_bytes"] == self._limit:
+            limit_bytes = share_limit_bytes(wanted) or limit_bytes
         config = replace(
             changed(self._config, asked.terms_of(workload)),
             workload=workload,
-            device=_beside(_with_context(asked, device), self._given.config.device),
+            device=wanted,
             python=python,
-            limit_bytes=self._limit_bytes(device, values["limit_bytes"]),
+            limit_bytes=limit_bytes,
         )
         check_searchable(config)
         return Edited(asked.trained, config)
@@ -309,9 +314,9 @@ def _with_context(asked: Options, device: Device) -> Device:
     return device if stays else asked.with_context(device)
 
 
-def _beside(device: Device, given: Device) -> Device:
-    """Return a device with the inference engine in it that the program was started with."""
-    return replace(device, gpu=as_beside(device.gpu, given.gpu))
+def _with_engine(asked: Options, device: Device) -> Device:
+    """Return a device less what the inference engine takes that was typed."""
+    return device if asked.beside is None else replace(device, gpu=beside(device.gpu, asked.beside))
 
 
 class EditScreen(Modal[Edited | None]):
