@@ -1,4 +1,4 @@
-"""The vocabulary every producer and every panel shares: buckets, ledgers, breakdowns, unknown values.
+"""The vocabulary every producer and every panel shares: buckets, breakdowns, unknown values.
 
 Imports nothing of ours and nothing beyond the standard library, so the viewer, the child processes and a user's
 training process can all speak it.
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
-from typing import Generic, TypeVar, Union
+from typing import Union
 
 KIB = 1024
 MIB = 1024**2
@@ -187,79 +187,6 @@ class Breakdown:
             ValueError: a key that is no bucket of allocated memory, or a negative size.
         """
         return cls({Bucket(key): size_bytes for key, size_bytes in values.items()})
-
-
-OwnerT = TypeVar("OwnerT")
-
-
-@dataclass(frozen=True)
-class LedgerRow(Generic[OwnerT]):
-    """A row of a ledger. `process`: whose memory it is, for a process row; `note`: what there is to say about it."""
-
-    kind: Bucket
-    size_bytes: Value
-    process: OwnerT | None = None
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Ledger(Generic[OwnerT]):
-    """A device's memory, row by row. More than the device has is a negative free row.
-
-    Raises:
-        ValueError: the known rows exceed the device, or all rows have values and do not sum to it.
-    """
-
-    total_bytes: int
-    rows: tuple[LedgerRow[OwnerT], ...]
-
-    def __post_init__(self) -> None:
-        known = [row.size_bytes for row in self.rows if isinstance(row.size_bytes, int)]
-        complete = len(known) == len(self.rows)
-        if sum(known) > self.total_bytes or (complete and sum(known) != self.total_bytes):
-            raise ValueError(f"ledger rows sum to {sum(known)} bytes on a device of {self.total_bytes}")
-
-    def size_bytes(self, kind: Bucket) -> Value:
-        """Return the sum of the rows of a kind; unknown if all of them are.
-
-        Memory of a process of unknown size is unaccounted, so the kinds still sum to the device.
-        """
-        sizes = [row.size_bytes for row in self.rows if row.kind is kind]
-        known = [size for size in sizes if isinstance(size, int)]
-        return sum(known) if known or not sizes else sizes[0]
-
-    def known(self) -> dict[Bucket, int]:
-        """Return the bytes by kind, of the kinds known."""
-        sizes = {row.kind: self.size_bytes(row.kind) for row in self.rows}
-        return {kind: size_bytes for kind, size_bytes in sizes.items() if isinstance(size_bytes, int)}
-
-    @classmethod
-    def of_step(
-        cls,
-        breakdown: Breakdown | Unknown,
-        *,
-        allocated_bytes: int,
-        reserved_bytes: int,
-        used_bytes: int,
-        cuda_total_bytes: int,
-        total_bytes: int,
-    ) -> Ledger[OwnerT]:
-        """Make the ledger of a device on which nothing but a training step runs.
-
-        Args:
-            breakdown: of the allocated bytes.
-            reserved_bytes: by the caching allocator, what is allocated included.
-            used_bytes: by the process, the CUDA context included.
-            cuda_total_bytes: what CUDA can give of `total_bytes`; the rest the driver keeps.
-        """
-        sizes: dict[Bucket, Value] = {
-            **{b: breakdown if isinstance(breakdown, Unknown) else breakdown[b] for b in ALLOCATED_BUCKETS},
-            Bucket.CACHE: reserved_bytes - allocated_bytes,
-            Bucket.CONTEXT: used_bytes - reserved_bytes,
-            Bucket.DRIVER_RESERVED: total_bytes - cuda_total_bytes,
-            Bucket.FREE: cuda_total_bytes - used_bytes,
-        }
-        return cls(total_bytes, tuple(LedgerRow(bucket, size_bytes) for bucket, size_bytes in sizes.items()))
 
 
 def format_bytes(value: Value | None) -> str:

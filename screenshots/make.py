@@ -19,12 +19,12 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
+from msgspec.structs import replace
 from rich.console import Console
 from rich.text import Text
 

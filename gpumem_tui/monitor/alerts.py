@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
+
+from msgspec import Struct, field
 
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.monitor.probes import NOTHING_SAID, Growing, ProbeReport, Probes, RanOutOfMemory, Said, Stopped
@@ -93,8 +94,7 @@ Key = tuple[str, str, AlertKind]
 """GPU uuid, MIG instance uuid or empty, kind."""
 
 
-@dataclass(frozen=True)
-class Alert:
+class Alert(Struct, frozen=True):
     """A condition that somebody should know of.
 
     Attributes:
@@ -122,8 +122,7 @@ class Alert:
         return {**which, **picked(self, "gpu_uuid", "instance", "message", "since_s")}
 
 
-@dataclass(frozen=True)
-class _Finding:
+class _Finding(Struct, frozen=True):
     """A condition that one rule found on a GPU, or on a MIG instance, now.
 
     Attributes:
@@ -137,8 +136,7 @@ class _Finding:
     begins: bool = True
 
 
-@dataclass
-class _Lasting:
+class _Lasting(Struct):
     """A cause that was seen lately: an alert once it has lasted."""
 
     finding: _Finding
@@ -146,8 +144,7 @@ class _Lasting:
     seen_s: float
 
 
-@dataclass(frozen=True)
-class _Scope:
+class _Scope(Struct, frozen=True):
     """A device that has memory of its own: a GPU, or each of its MIG instances."""
 
     title: str
@@ -156,8 +153,7 @@ class _Scope:
     processes: Reading[tuple[GpuProcess, ...]]
 
 
-@dataclass
-class _Past:
+class _Past(Struct):
     """The facts that earlier snapshots left about a scope.
 
     Attributes:
@@ -170,7 +166,7 @@ class _Past:
     time_s: float = 0.0
     full_s: float = -math.inf
     processes: tuple[GpuProcess, ...] | None = None
-    filled_s: dict[int, float] = field(default_factory=dict)
+    filled_s: dict[int, float] = {}
 
     def has_ended(self, processes: tuple[GpuProcess, ...]) -> bool:
         """Return whether one of the last list is not in the next one."""
@@ -455,8 +451,7 @@ _MOST_RANKS = 2**31
 """As `torch.distributed` counts them."""
 
 
-@dataclass(frozen=True)
-class AlertMark:
+class AlertMark(Struct, frozen=True):
     """An alert that began.
 
     Attributes:

@@ -8,11 +8,10 @@ what cannot be answered at all.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from gpumem_tui.memory import Unknown, Value
 from gpumem_tui.monitor.readings import Reading, Telemetry
@@ -52,8 +51,7 @@ class StartFault(Exception):
         self.no_driver = no_driver
 
 
-@dataclass(frozen=True)
-class Identity:
+class Identity(Struct, frozen=True):
     """The names of a GPU and its facts that never change.
 
     Attributes:
@@ -77,7 +75,7 @@ class Identity:
     def __post_init__(self) -> None:
         """Clean the names: a driver may say anything, and a terminal does what a name tells it."""
         for name in ("uuid", "name", "bus_id", "partition"):
-            object.__setattr__(self, name, without_escapes(getattr(self, name)))
+            structs.force_setattr(self, name, without_escapes(getattr(self, name)))
 
 
 class ListedProcess(Struct, frozen=True):

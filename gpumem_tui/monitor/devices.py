@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from gpumem_tui.memory import MIB, Unknown, format_bytes
 from gpumem_tui.monitor import vendors
@@ -24,8 +25,7 @@ CONTEXT_BYTES = 128 * MIB
 use by nobody whom the driver lists runs a program of another container."""
 
 
-@dataclass(frozen=True)
-class RealGpu:
+class RealGpu(Struct, frozen=True):
     """A GPU of this machine, as it stood at one moment.
 
     Attributes:
@@ -220,8 +220,7 @@ def _who(process: GpuProcess) -> str:
 # ---- what a process sees
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """A GPU as CUDA could list it.
 
     Attributes:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from time import monotonic
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpumem_tui.memory import Unknown, Value, format_bytes
 from gpumem_tui.monitor.backend import Fault, GpuBackend, GpuHandle, Identity, InstanceHandle, ListedProcess, NoSuchGpu
@@ -48,8 +48,7 @@ class InstanceRead(Struct, frozen=True):
     processes: Reading[tuple[ListedProcess, ...]]
 
 
-@dataclass
-class RawReadings:
+class RawReadings(Struct):
     """The newest value of each reading of one GPU. The reader's thread writes them, others only read.
 
     Attributes:
@@ -69,9 +68,9 @@ class RawReadings:
     memory: Reading[Memory] = NOT_READ_YET
     compute_processes: Reading[tuple[ListedProcess, ...]] = NOT_READ_YET
     graphics_processes: Reading[tuple[ListedProcess, ...]] = NOT_READ_YET
-    disputed: Mapping[int, Unknown] = field(default_factory=dict)
+    disputed: Mapping[int, Unknown] = {}
     process_percents: Reading[Mapping[int, int]] = NOT_READ_YET
-    telemetry: Telemetry = field(default_factory=Telemetry)
+    telemetry: Telemetry = Telemetry()
     mig: bool = False
     instances: tuple[InstanceRead, ...] = ()
 

@@ -7,9 +7,11 @@ the two disagree, so that a row can be trusted and a disagreement is seen.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from gpumem_tui.memory import Bucket, Ledger, LedgerRow, Unknown, Value, format_bytes
+from msgspec import structs
+
+from gpumem_tui.ledger import Ledger, LedgerRow
+from gpumem_tui.memory import Bucket, Unknown, Value, format_bytes
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import HOLDERS, NO_LEDGER, GpuProcess, GpuReading, Instance, Memory, Snapshot
 from gpumem_tui.monitor.vendors import known
@@ -76,25 +78,29 @@ def with_ledgers(snapshot: Snapshot) -> Snapshot:
     """Return a snapshot with the ledgers that are still to be made."""
 
     def made(part: Instance) -> Instance:
-        return replace(part, ledger=device_ledger(part.memory, part.processes)) if part.ledger == NO_LEDGER else part
+        return (
+            structs.replace(part, ledger=device_ledger(part.memory, part.processes))
+            if part.ledger == NO_LEDGER
+            else part
+        )
 
     def whole(gpu: GpuReading) -> GpuReading:
         if gpu.ledger != NO_LEDGER:
             return gpu
         ledger = device_ledger(gpu.memory, gpu.processes, holders=gpu.holders)
-        return replace(gpu, ledger=ledger, instances=tuple(map(made, gpu.instances)))
+        return structs.replace(gpu, ledger=ledger, instances=tuple(map(made, gpu.instances)))
 
-    return replace(snapshot, gpus=tuple(map(whole, snapshot.gpus)))
+    return structs.replace(snapshot, gpus=tuple(map(whole, snapshot.gpus)))
 
 
 def without_ledgers(snapshot: Snapshot) -> Snapshot:
     """Return a snapshot whose ledgers are still to be made."""
 
     def bare(gpu: GpuReading) -> GpuReading:
-        instances = tuple(replace(each, ledger=NO_LEDGER) for each in gpu.instances)
-        return replace(gpu, ledger=NO_LEDGER, instances=instances)
+        instances = tuple(structs.replace(each, ledger=NO_LEDGER) for each in gpu.instances)
+        return structs.replace(gpu, ledger=NO_LEDGER, instances=instances)
 
-    return replace(snapshot, gpus=tuple(map(bare, snapshot.gpus)))
+    return structs.replace(snapshot, gpus=tuple(map(bare, snapshot.gpus)))
 
 
 def _process_rows(processes: Reading[tuple[GpuProcess, ...]], used_bytes: int) -> list[LedgerRow[GpuProcess]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import TypeAlias
+
+from msgspec import Struct, structs
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.readings import Reading
@@ -13,8 +14,7 @@ from gpumem_tui.monitor.snapshot import HostProcess, Snapshot, UnlistedProcess
 _NOT_TOLD = Unknown("not told which process it is")
 
 
-@dataclass(frozen=True)
-class ProbeFigures:
+class ProbeFigures(Struct, frozen=True):
     """The caching allocator of one process on one GPU.
 
     Attributes:
@@ -32,8 +32,7 @@ Probes = Mapping[tuple[str, int], ProbeFigures]
 """By GPU uuid and pid: a process may use several GPUs."""
 
 
-@dataclass(frozen=True)
-class RanOutOfMemory:
+class RanOutOfMemory(Struct, frozen=True):
     """A watched process that ended because memory ran out.
 
     Attributes:
@@ -47,8 +46,7 @@ class RanOutOfMemory:
     message: str
 
 
-@dataclass(frozen=True)
-class Growing:
+class Growing(Struct, frozen=True):
     """A watched process whose memory after each step rises steadily.
 
     Attributes:
@@ -62,8 +60,7 @@ class Growing:
     left_s: float
 
 
-@dataclass(frozen=True)
-class Stopped:
+class Stopped(Struct, frozen=True):
     """A job in which ranks wait in a collective for one that has stopped.
 
     Attributes:
@@ -81,8 +78,7 @@ Said: TypeAlias = Mapping[tuple[str, int], Mapping[str, object]]
 """The probes' reports as JSON, by where a process trains and its pid."""
 
 
-@dataclass(frozen=True)
-class ProbeReport:
+class ProbeReport(Struct, frozen=True):
     """The figures of all probes of the machine at one moment, to be printed.
 
     Attributes:
@@ -95,12 +91,12 @@ class ProbeReport:
         hosts: these processes as the operating system knows them, by pid.
     """
 
-    figures: Probes = field(default_factory=dict)
+    figures: Probes = {}
     ended: tuple[RanOutOfMemory, ...] = ()
     growing: tuple[Growing, ...] = ()
     stopped: tuple[Stopped, ...] = ()
-    said: Said = field(default_factory=dict)
-    hosts: Mapping[int, Reading[HostProcess]] = field(default_factory=dict)
+    said: Said = {}
+    hosts: Mapping[int, Reading[HostProcess]] = {}
 
 
 NOTHING_SAID = ProbeReport()
@@ -124,7 +120,7 @@ def with_unlisted(snapshot: Snapshot, probes: ProbeReport) -> Snapshot:
         for (where, pid), said in probes.said.items()
         if (where, pid) not in shown
     )
-    return replace(snapshot, unlisted=tuple(found))
+    return structs.replace(snapshot, unlisted=tuple(found))
 
 
 Ask = Callable[[Snapshot], ProbeReport]

@@ -12,11 +12,12 @@ import re
 import signal
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor import vendors
@@ -51,8 +52,7 @@ _CONTAINERS = (
 """How the control group of a process names its container, by what manages it. A pod's containers are its own."""
 
 
-@dataclass
-class _Known:
+class _Known(Struct):
     """A process that was seen before, as it was at the last look; before the first one, what never changes of it."""
 
     host: HostProcess

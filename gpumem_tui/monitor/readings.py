@@ -4,18 +4,15 @@ An entry's name is the attribute of a `Telemetry`, the key in JSON and in record
 what a backend is asked for (`backend.GpuHandle.read`). Its unit is the end of its name.
 """
 
-# ruff: noqa: RUF009  `_entry` makes a dataclass's field
-
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import TypeVar, Union
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from gpumem_tui.memory import Unknown
 
@@ -72,15 +69,19 @@ class ReadingEntry(Struct, frozen=True):
     in_mig: bool = True
 
 
+_entries: list[ReadingEntry] = []
+
+
 def _entry(words: str, pace: Pace, metric: ReadingMetric | None = None, *, in_mig: bool = True) -> Unknown:
-    return field(default=NOT_READ_YET, metadata={"entry": ReadingEntry(words, pace, metric, in_mig)})
+    """Enter a reading in the table; the value that it has before it is read."""
+    _entries.append(ReadingEntry(words, pace, metric, in_mig))
+    return NOT_READ_YET
 
 
 _ECC = "Memory errors since the driver was loaded"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Telemetry:
+class Telemetry(Struct, frozen=True, kw_only=True):
     """The state of a GPU besides its memory: load, power, heat, clocks, link, errors. The table itself."""
 
     utilization_percent: Reading[int] = _entry(
@@ -147,7 +148,9 @@ class Telemetry:
     def updated(self, found: Telemetry, names: Collection[str]) -> Telemetry:
         """Return it with the readings `names` as they were found; what was not read of them is not supported."""
         read = {name: _possible(name, getattr(found, name)) for name in names}
-        return replace(self, **{name: _NOT_SUPPORTED if read[name] is NOT_READ_YET else read[name] for name in names})
+        return structs.replace(
+            self, **{name: _NOT_SUPPORTED if read[name] is NOT_READ_YET else read[name] for name in names}
+        )
 
 
 _WATTS, _CELSIUS, _PERCENT, _MHZ = (0, 10_000), (-100, 200), (0, 100), (0, 20_000)
@@ -172,7 +175,5 @@ def _possible(name: str, value: T) -> T | Unknown:
     return Unknown(f"impossible: the driver reports {value:,.0f}")
 
 
-READINGS: Mapping[str, ReadingEntry] = MappingProxyType(
-    {each.name: each.metadata["entry"] for each in fields(Telemetry)}
-)
+READINGS: Mapping[str, ReadingEntry] = MappingProxyType(dict(zip(Telemetry.__struct_fields__, _entries, strict=True)))
 """The entries by name, in the order of the JSON."""

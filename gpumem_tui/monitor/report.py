@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec.structs import astuple
 
 from gpumem_tui.memory import GIB, Bucket, Unknown, Value, format_bytes
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
     from gpumem_tui.monitor.notify import Notifier
     from gpumem_tui.monitor.wire import ReportWriter
 
-_MEMORY = tuple(field.name for field in fields(Memory))
-_HOST_PROCESS = tuple(field.name for field in fields(HostProcess) if field.name != "pid")
+_MEMORY = Memory.__struct_fields__
+_HOST_PROCESS = tuple(name for name in HostProcess.__struct_fields__ if name != "pid")
 _UNKNOWN = "–"
 DRIVER_ANSWER_S = 30.0
 """Seconds after which a driver counts as one that does not answer."""
@@ -158,7 +159,7 @@ def is_complete(snapshot: Snapshot) -> bool:
 def _is_unread(gpu: GpuReading) -> bool:
     """Return whether a value is still to come."""
     hosts = [] if isinstance(gpu.processes, Unknown) else [process.host for process in gpu.processes]
-    readings = [*hosts, *(getattr(gpu, field.name) for field in fields(gpu)), *vars(gpu.telemetry).values()]
+    readings = [*hosts, *astuple(gpu), *astuple(gpu.telemetry)]
     return any(reading in (NOT_READ_YET, NOT_LOOKED_UP_YET) for reading in readings)
 
 
@@ -256,7 +257,7 @@ def snapshot_json(
     """
     snapshot = with_unlisted(snapshot, probes)
     host = Body()
-    host.put_all([field.name for field in fields(snapshot.host)], snapshot.host)
+    host.put_all(snapshot.host.__struct_fields__, snapshot.host)
     other: dict[str, object] = {} if snapshot.runtime == USUAL_RUNTIME else {"runtime": snapshot.runtime}
     if len(snapshot.drivers) > 1 or other:
         other["drivers"] = [_driver_json(each) for each in snapshot.drivers]

@@ -12,9 +12,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from time import monotonic
+
+from msgspec.structs import replace
 
 from gpumem_tui.errors import own_error
 from gpumem_tui.memory import Unknown

@@ -6,11 +6,13 @@ Each reading is a value or an `Unknown` with its reason. Nothing here reads a dr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from gpumem_tui.memory import Ledger, Unknown, Value
+from msgspec import Struct
+
+from gpumem_tui.ledger import Ledger
+from gpumem_tui.memory import Unknown, Value
 from gpumem_tui.monitor.readings import Reading, Telemetry
 
 NOT_LOOKED_UP_YET = Unknown("not looked up yet")
@@ -52,8 +54,7 @@ class ProcessKind(Enum):
     BOTH = "C+G"
 
 
-@dataclass(frozen=True)
-class HostProcess:
+class HostProcess(Struct, frozen=True):
     """A process as the operating system knows it.
 
     Attributes:
@@ -79,8 +80,7 @@ class HostProcess:
     slurm_job: str = ""
 
 
-@dataclass(frozen=True)
-class GpuProcess:
+class GpuProcess(Struct, frozen=True):
     """One process's share of one GPU (or of one MIG instance).
 
     Attributes:
@@ -99,8 +99,7 @@ class GpuProcess:
     instance: str = ""
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(Struct, frozen=True):
     """A device's memory as the driver counts it.
 
     Attributes:
@@ -137,8 +136,7 @@ class Memory:
         )
 
 
-@dataclass(frozen=True)
-class Instance:
+class Instance(Struct, frozen=True):
     """One MIG instance, read through its own handle."""
 
     index: int
@@ -149,12 +147,7 @@ class Instance:
     ledger: Reading[Ledger[GpuProcess]] = NO_LEDGER
 
 
-INLINE: Mapping[str, bool] = {"inline": True}
-"""Metadata of a field whose own fields stood in recordings before version 3 next to its owner's."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GpuReading:
+class GpuReading(Struct, frozen=True, kw_only=True):
     """One GPU at one moment: what it holds, and each entry of the table of readings.
 
     Attributes:
@@ -175,7 +168,7 @@ class GpuReading:
         instances: MIG; empty where it is off or not supported.
     """
 
-    telemetry: Telemetry = field(default_factory=Telemetry, metadata=INLINE)
+    telemetry: Telemetry = Telemetry()
     index: int
     uuid: str
     name: str
@@ -225,8 +218,7 @@ class GpuReading:
         return Memory.together(parts)
 
 
-@dataclass(frozen=True)
-class UnlistedProcess:
+class UnlistedProcess(Struct, frozen=True):
     """A process that trains, by its probe, and that the driver lists on no GPU.
 
     Attributes:
@@ -251,8 +243,7 @@ class UnlistedProcess:
         return GpuProcess(self.pid, ProcessKind.COMPUTE, why, why, self.host)
 
 
-@dataclass(frozen=True)
-class HostReading:
+class HostReading(Struct, frozen=True):
     """The machine around the GPUs."""
 
     name: str
@@ -265,8 +256,7 @@ STARTING = "is starting"
 """Is in the problem of a driver that has not started yet, and may still: nothing is wrong."""
 
 
-@dataclass(frozen=True)
-class DriverReading:
+class DriverReading(Struct, frozen=True):
     """The name and version of a vendor's driver, as it gives them.
 
     Attributes:
@@ -282,11 +272,10 @@ class DriverReading:
     runtime: str
     runtime_version: Reading[str]
     problem: str
-    calls: Mapping[str, int] = field(default_factory=dict)
+    calls: Mapping[str, int] = {}
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """Every GPU of the machine.
 
     Attributes:
@@ -307,7 +296,7 @@ class Snapshot:
     gpus: tuple[GpuReading, ...]
     host: HostReading
     problem: str = ""
-    calls: Mapping[str, int] = field(default_factory=dict)
+    calls: Mapping[str, int] = {}
     runtime: str = USUAL_RUNTIME
     unlisted: tuple[UnlistedProcess, ...] = ()
     drivers: tuple[DriverReading, ...] = ()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.monitor.probes import ProbeReport, with_unlisted

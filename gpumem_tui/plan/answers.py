@@ -26,7 +26,8 @@ from gpumem_tui.formula.predict import (
 from gpumem_tui.formula.recipe import Setup
 from gpumem_tui.formula.records import BF16_SINCE, as_run_on
 from gpumem_tui.formula.rows import FormulaRow, Moment
-from gpumem_tui.memory import Breakdown, Bucket, Ledger, Range, Unknown
+from gpumem_tui.ledger import Ledger
+from gpumem_tui.memory import Breakdown, Bucket, Range, Unknown
 from gpumem_tui.plan.plan import Plan, Subject
 from gpumem_tui.run.events import Ready
 from gpumem_tui.search.beside import as_beside

@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
+
 from gpumem_tui.errors import own_error
 from gpumem_tui.monitor.alerts import Alert, AlertMark, Alerts, NewAlerts
 from gpumem_tui.monitor.probes import NOTHING_SAID, Ask, ProbeReport, no_probes, with_unlisted
@@ -38,8 +40,7 @@ _IDLE_S = 0.05
 _END_S = 10.0
 
 
-@dataclass(frozen=True)
-class RecordedHost:
+class RecordedHost(Struct, frozen=True):
     """How a host stood, as `HostStatus` states; but `received_s` is in seconds since the epoch."""
 
     destination: str
@@ -51,8 +52,7 @@ class RecordedHost:
     report: HostReport | None
 
 
-@dataclass(frozen=True)
-class RecordedPicture:
+class RecordedPicture(Struct, frozen=True):
     """A picture as the file has it: hosts by their names."""
 
     time_s: float

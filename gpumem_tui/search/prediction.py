@@ -12,7 +12,8 @@ from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.causes import Note, causes_in
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, max_batch_size, predict, usable_bytes
 from gpumem_tui.formula.recipe import NO_EXTRAS, Extras
-from gpumem_tui.memory import Bucket, Ledger, Range, Unknown
+from gpumem_tui.ledger import Ledger
+from gpumem_tui.memory import Bucket, Range, Unknown
 from gpumem_tui.run.events import Ready, TraceDone
 from gpumem_tui.search.strategy import Sizes
 from gpumem_tui.simulator.allocator.assumptions import Assumption

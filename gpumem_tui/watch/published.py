@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
 
 from gpumem_tui.memory import Unknown, Value, format_bytes
 from gpumem_tui.monitor.probes import Growing, Probes, RanOutOfMemory, Stopped
@@ -29,16 +30,14 @@ Key = tuple[int, int]
 NOT_DERIVED_YET = Unknown("not derived yet")
 
 
-@dataclass(frozen=True)
-class Placed:
+class Placed(Struct, frozen=True):
     """A sample and the device it is of. `gpu_uuid`: as NVML writes it, or why it is no GPU's."""
 
     sample: ProbeSample
     gpu_uuid: Reading[str]
 
 
-@dataclass(frozen=True)
-class WatchedProcess:
+class WatchedProcess(Struct, frozen=True):
     """A process that publishes, or did, with further facts about it.
 
     Attributes:
@@ -82,8 +81,7 @@ class WatchedProcess:
         return None if self.process.end is None else self.process.end.time_s
 
 
-@dataclass(frozen=True)
-class Published:
+class Published(Struct, frozen=True, dict=True):
     """Every process that publishes on this machine, the running first.
 
     Attributes:
@@ -93,7 +91,7 @@ class Published:
 
     processes: tuple[WatchedProcess, ...] = ()
     refused: tuple[RefusedFile, ...] = ()
-    figures: Probes = field(default_factory=dict)
+    figures: Probes = {}
     problem: str = ""
 
     @cached_property
@@ -182,8 +180,7 @@ def _out_of_memory(watched: WatchedProcess) -> RanOutOfMemory:
 # Jobs
 
 
-@dataclass(frozen=True)
-class Rank:
+class Rank(Struct, frozen=True):
     """A rank and the device that it trains on; `placed` is None before its first step."""
 
     watched: WatchedProcess
@@ -195,8 +192,7 @@ class Rank:
         return self.watched.process.process.rank or 0
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(Struct, frozen=True):
     """The ranks of one job that publish here, by number. `world_size`: how many the whole job has."""
 
     world_size: int

@@ -16,12 +16,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from gpumem_tui.memory import MIB
 from gpumem_tui.monitor.ledger import device_ledger

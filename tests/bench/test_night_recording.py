@@ -12,10 +12,10 @@ import sys
 import time
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpumem_tui.memory import GIB, MIB
 from gpumem_tui.monitor.alerts import Alerts

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from types import NoneType
-from typing import Any, cast, get_args, get_origin, get_type_hints
+from typing import Any, cast, get_args, get_origin
 
 from hypothesis import strategies as st
+from msgspec import Struct, structs
+from msgspec.structs import replace
 
-from gpumem_tui.memory import GIB, MIB, Bucket, Ledger, LedgerRow, Unknown, Value
+from gpumem_tui.ledger import Ledger, LedgerRow
+from gpumem_tui.memory import GIB, MIB, Bucket, Unknown, Value
 from gpumem_tui.monitor.ledger import device_ledger
 from gpumem_tui.monitor.readings import READINGS, Telemetry
 from gpumem_tui.monitor.snapshot import (
@@ -133,9 +135,8 @@ def anything(wanted: Any) -> st.SearchStrategy[Any]:
     origin, arguments = get_origin(wanted), get_args(wanted)
     if origin is Ledger:
         return _ledgers()
-    if is_dataclass(wanted):
-        hints = get_type_hints(wanted)
-        return st.builds(cast("Any", wanted), **{field.name: anything(hints[field.name]) for field in fields(wanted)})
+    if isinstance(wanted, type) and issubclass(wanted, Struct):
+        return st.builds(cast("Any", wanted), **{each.name: anything(each.type) for each in structs.fields(wanted)})
     if origin is tuple and arguments[-1] is ...:
         return st.lists(anything(arguments[0]), max_size=3).map(tuple)
     if origin is tuple:
@@ -152,6 +153,7 @@ def anything(wanted: Any) -> st.SearchStrategy[Any]:
         bool: st.booleans(),
         str: st.text(max_size=8),
         NoneType: st.none(),
+        Unknown: st.builds(Unknown, st.text(max_size=8)),
     }
     return simple[wanted]
 

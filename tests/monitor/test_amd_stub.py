@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gpumem_tui.memory import GIB, MIB, Unknown
 from gpumem_tui.monitor.backend import Gone, NoSuchGpu, StartFault
@@ -89,7 +90,9 @@ def test_structs_are_as_large_as_the_binding_declares(fake_amd: AmdMachine, back
 
 def test_what_is_read_is_what_the_driver_says(backend: AmdSmi) -> None:
     gpu = backend.gpu(0)
-    known = {name: value for name, value in vars(gpu.read(READINGS)).items() if not isinstance(value, Unknown)}
+    known = {
+        name: value for name, value in structs.asdict(gpu.read(READINGS)).items() if not isinstance(value, Unknown)
+    }
     assert known == _EXPECTED
     named = (gpu.identity.uuid, gpu.identity.name, gpu.identity.bus_id, gpu.identity.partition)
     assert named == ("f6ff74a1-0000-1000-80dd-b9a7e4c0e4b6", "AMD Instinct MI300X", "0000:c1:00.0", "")
@@ -132,8 +135,10 @@ def test_what_is_not_supported_is_no_figure(fake_amd: AmdMachine, backend: AmdSm
     backend.stop()
     backend.start()
     gpu = backend.gpu(0)
-    reasons = {value.reason for value in vars(gpu.read(READINGS)).values() if isinstance(value, Unknown)}
-    assert len(vars(gpu.read(READINGS))) == sum(isinstance(v, Unknown) for v in vars(gpu.read(READINGS)).values())
+    reasons = {value.reason for value in structs.asdict(gpu.read(READINGS)).values() if isinstance(value, Unknown)}
+    assert len(structs.asdict(gpu.read(READINGS))) == sum(
+        isinstance(v, Unknown) for v in structs.asdict(gpu.read(READINGS)).values()
+    )
     assert reasons == {"not supported", "not available", "not read yet"}
     assert gpu.memory() == Unknown("not supported")
     gpu.compute_processes()

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from gpumem_tui.catalog.calibration import calibrated, load, save
 from gpumem_tui.catalog.loader import find_gpu
@@ -170,7 +171,7 @@ def test_what_trains_here_says_what_it_takes_beside_its_allocator(tmp_path: Path
     profile = profile_for("2.13.0", calibrated(find_gpu("a100-80gb"), [found]))
     assert profile.context_range.is_exact
     assert profile.context_source.startswith("seen of training processes on this NVIDIA A100")
-    less = replace(one, processes=(process(os.getpid(), RECORD.reserved_bytes),))
+    less = structs.replace(one, processes=(process(os.getpid(), RECORD.reserved_bytes),))
     assert list(held([less], published)) == []
 
 

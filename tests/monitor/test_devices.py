@@ -21,12 +21,12 @@ from tests.nvml_stub.scenario import (
 )
 
 _PRINT = """
-import json, dataclasses
+import json, msgspec
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.devices import list_gpus
 found = list_gpus()
 print(json.dumps(found.reason if isinstance(found, Unknown) else
-      [dict(dataclasses.asdict(g), free=g.is_free, sm=g.describe().sm, cuda=g.describe().cuda_total_bytes,
+      [dict(msgspec.structs.asdict(g), free=g.is_free, sm=g.describe().sm, cuda=g.describe().cuda_total_bytes,
             left=g.describe(shared=True).cuda_total_bytes, kind=g.describe().kind) for g in found]))
 """
 _A100 = FakeGpu(uuid="GPU-1111", total_bytes=80 * GIB, reserved_bytes=606 * MIB)

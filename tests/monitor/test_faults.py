@@ -10,6 +10,7 @@ from pathlib import Path
 from time import monotonic
 
 import pytest
+from msgspec import structs
 
 from gpumem_tui.memory import GIB, Bucket, Unknown
 from gpumem_tui.monitor import vendor_gpus
@@ -240,7 +241,7 @@ def test_a_fault_in_one_call_loses_its_cell_only(
         found = until(sampler, is_complete)
     ill, well = gpu(found, 0), gpu(found, 1)
     assert (ill.state, ill.state_reason) == (DeviceState.OK, "")
-    cell_of, cell_of_well = ({**vars(one), **vars(one.telemetry)} for one in (ill, well))
+    cell_of, cell_of_well = ({**structs.asdict(one), **structs.asdict(one.telemetry)} for one in (ill, well))
     expected = {"index", "uuid", "bus_id", "age_s", "telemetry"}
     different = {name for name in cell_of.keys() - expected if cell_of[name] != cell_of_well[name]}
     if function == "nvmlDeviceGetComputeRunningProcesses_v3":

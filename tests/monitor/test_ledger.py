@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from gpumem_tui.memory import GIB, MIB, Bucket, Ledger, LedgerRow, Unknown, Value
+from gpumem_tui.ledger import Ledger, LedgerRow
+from gpumem_tui.memory import GIB, MIB, Bucket, Unknown, Value
 from gpumem_tui.monitor.ledger import device_ledger
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import HOLDERS, GpuProcess, HostProcess, Memory, ProcessKind

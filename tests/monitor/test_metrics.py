@@ -8,11 +8,11 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from http.client import HTTPConnection
 from urllib.error import HTTPError
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpumem_tui.addresses import is_loopback

@@ -7,7 +7,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,9 @@ from gpumem_tui.settings import Notify
 from tests.waiting import wait_for_file, wait_until
 
 FULL = Alert(Severity.WARNING, "GPU-1", AlertKind.NEAR_FULL, "GPU 0: 97 % of memory in use", 1_700_000_000.0)
-HOT = replace(FULL, kind=AlertKind.HOT, message="GPU 0: 90 °C")
+HOT = structs.replace(FULL, kind=AlertKind.HOT, message="GPU 0: 90 °C")
 TOLD = Callable[[], list[dict[str, object]]]
-TRIFLE = replace(FULL, severity=Severity.NOTE, kind=AlertKind.THROTTLED)
+TRIFLE = structs.replace(FULL, severity=Severity.NOTE, kind=AlertKind.THROTTLED)
 
 
 class Clock:

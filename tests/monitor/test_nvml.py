@@ -8,6 +8,7 @@ from typing import Any
 
 import pynvml
 import pytest
+from msgspec import structs
 
 from gpumem_tui.memory import GIB, MIB, Unknown
 from gpumem_tui.monitor.backend import Gone, GpuHandle, ListedProcess, NoSuchGpu
@@ -57,7 +58,7 @@ def _utilization(gpu: GpuHandle) -> Any:
 
 def test_every_reading_of_the_table_is_fetched(fake_nvml: FakeMachine) -> None:
     gpu = _first(fake_nvml, FakeGpu())
-    assert NOT_READ_YET not in vars(gpu.read(READINGS)).values()
+    assert NOT_READ_YET not in structs.asdict(gpu.read(READINGS)).values()
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_every_reading_of_the_table_is_fetched(fake_nvml: FakeMachine) -> None:
     ],
 )
 def test_a_reading_has_the_scenarios_value(fake_nvml: FakeMachine, gpu: FakeGpu, name: str, expected: Any) -> None:
-    assert vars(_first(fake_nvml, gpu).read([name]))[name] == expected
+    assert structs.asdict(_first(fake_nvml, gpu).read([name]))[name] == expected
 
 
 def test_nvlink_traffic_is_what_its_counters_grew_by_in_nvmls_own_time(fake_nvml: FakeMachine) -> None:
@@ -103,10 +104,10 @@ def test_nvlink_traffic_is_what_its_counters_grew_by_in_nvmls_own_time(fake_nvml
     gpu = _first(fake_nvml, counted(1000, 50, 1_000_000))
     gpu.read(names)
     fake_nvml.show(Scenario(gpus=[counted(1000 + 4096, 50, 3_000_000)]))
-    found = vars(gpu.read(names))
+    found = structs.asdict(gpu.read(names))
     assert [found[name] for name in names] == [2 * MIB, 0]
     fake_nvml.show(Scenario(gpus=[counted(10, 10, 4_000_000)]))
-    assert vars(gpu.read(names))[names[0]] == Unknown("the counter began anew")
+    assert structs.asdict(gpu.read(names))[names[0]] == Unknown("the counter began anew")
 
 
 @pytest.mark.parametrize(

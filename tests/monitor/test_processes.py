@@ -11,11 +11,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.processes import CannotSignal, HostProcesses, kill, terminate

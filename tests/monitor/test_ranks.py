@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpumem_tui.memory import GIB, MIB, Unknown, Value
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts, NewAlerts, Severity

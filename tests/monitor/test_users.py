@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import pwd
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.probes import ProbeReport

@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 import json
 import weakref
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor import wire

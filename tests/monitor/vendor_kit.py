@@ -14,6 +14,7 @@ from typing import Protocol
 
 import jsonschema
 import pytest
+from msgspec import structs
 
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor import vendors
@@ -111,12 +112,12 @@ class VendorKit:
         assert backend.gpu(1).compute_processes() == ()
 
     def test_a_reading_that_is_asked_for_is_the_only_one(self, backend: GpuBackend) -> None:
-        found = vars(backend.gpu(0).read(["temperature_c"]))
+        found = structs.asdict(backend.gpu(0).read(["temperature_c"]))
         assert {name for name, value in found.items() if value != NOT_READ_YET} == {"temperature_c"}
         assert found["temperature_c"] == 55
 
     def test_readings_are_values_or_have_a_reason(self, backend: GpuBackend) -> None:
-        for value in vars(backend.gpu(0).read(READINGS)).values():
+        for value in structs.asdict(backend.gpu(0).read(READINGS)).values():
             assert isinstance(value, (int, float, tuple, Unknown))
         gpu = backend.gpu(0)
         asked: list[Callable[[], object]] = [gpu.graphics_processes, gpu.process_percents, gpu.divided]

@@ -9,12 +9,12 @@ import re
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpumem_tui.memory import GIB
 from gpumem_tui.monitor.snapshot import Snapshot

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from gpumem_tui.monitor.snapshot import HostProcess
 from gpumem_tui.remote.hosts import parse_host

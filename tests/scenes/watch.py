@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from gpumem_tui.catalog.loader import find_model
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, MIB, Unknown
@@ -174,7 +176,7 @@ def out_of_memory(uuid: str = "", **changes: Any) -> WatchedProcess:
     here = {"wall_ns": died_ns, "device_uuid": uuid, "buckets": buckets, "requested_live_bytes": None}
     values = out_of_memory_document(**{**here, **changes})
     ended = watched(4104, state=ProcessState.OUT_OF_MEMORY, host=Unknown("out of memory"))
-    return replace(ended, case=Case(ended.process, PostMortem(**values), EXPECTED))
+    return structs.replace(ended, case=Case(ended.process, PostMortem(**values), EXPECTED))
 
 
 def ended(
@@ -187,7 +189,7 @@ def ended(
     record = past[-1].record
     made = watched(pid, (record, ""), state=state, host=Unknown(phrase), history=past)
     end = End(state, phrase, scene.NOON_S - 60, **changes)
-    return replace(made, process=replace(made.process, end=end, steps=12_340))
+    return structs.replace(made, process=replace(made.process, end=end, steps=12_340))
 
 
 def look() -> LookAnswer:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from textual.pilot import Pilot
 
 from gpumem_tui.memory import GIB, Unknown
@@ -120,7 +121,7 @@ def on_cpu(name: str) -> HostStatus:
     """A host on which a rank trains on the CPU, and one on a GPU that its container's driver does not show."""
     known = process(7, 0).host
     unlisted = (UnlistedProcess(7, "cpu", known), UnlistedProcess(8, "cuda:0", known, "GPU-00000000"))
-    snapshot = replace(machine([gpu(0, processes=())]), unlisted=unlisted)
+    snapshot = structs.replace(machine([gpu(0, processes=())]), unlisted=unlisted)
     said = {("cpu", 7): {"rank": 1, "world_size": 2, "step": 50}, ("GPU-00000000", 8): {"rank": 0, "world_size": 2}}
     return HostStatus(parse_host(name), HostPhase.LIVE, HostReport.of(snapshot, (), said), received_s=100.0)
 
@@ -271,7 +272,7 @@ def lab() -> HostsState:
     """Three hosts: one of two GPUs of which one is free, a busy one with an alert, one that is away."""
     owner = process(7, GIB).host
     assert isinstance(owner, HostProcess)
-    of_bob = replace(process(7, 30 * GIB), host=replace(owner, user="bob", command="vllm serve"))
+    of_bob = structs.replace(process(7, 30 * GIB), host=structs.replace(owner, user="bob", command="vllm serve"))
     busy = gpu(1, used_bytes=30 * GIB, processes=(of_bob,), utilization_percent=40)
     alert = Alert(Severity.WARNING, "GPU-0", AlertKind.NEAR_FULL, "GPU 0 is almost full", 0.0)
     full = gpu(0, used_bytes=79 * GIB, utilization_percent=100)
@@ -381,7 +382,7 @@ def test_load_of_hosts_has_the_colours_of_the_monitor() -> None:
 
 
 def test_a_full_gpu_has_a_full_bar_though_the_driver_keeps_some() -> None:
-    full = replace(memory(0), used_bytes=memory(0).free_bytes, free_bytes=0)
+    full = structs.replace(memory(0), used_bytes=memory(0).free_bytes, free_bytes=0)
     status = HostStatus(parse_host("a"), HostPhase.LIVE, HostReport.of(machine([gpu(0, memory=full)])), 100.0)
     (line,) = said(hosts_rows(HostsState((status,), 100.0))(120, ""))
     assert "█" * 16 in line

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from rich.cells import cell_len
 
 from gpumem_tui.memory import GIB, Unknown
@@ -29,7 +30,7 @@ DENIED = Unknown("no permission")
 def instance(index: int, used_gib: int, *processes: GpuProcess, total_gib: int = 10) -> Instance:
     """One that holds so much, on a driver that keeps 1 GiB of each."""
     memory = Memory(total_gib * GIB, GIB, used_gib * GIB, (total_gib - 1 - used_gib) * GIB)
-    inside = tuple(replace(process, instance=f"MIG-{index}") for process in processes)
+    inside = tuple(structs.replace(process, instance=f"MIG-{index}") for process in processes)
     return Instance(index, f"MIG-{index}", "1g.10gb", memory, inside, device_ledger(memory, inside))
 
 
@@ -101,7 +102,7 @@ def test_details_name_the_instance_and_its_share() -> None:
 
 
 def test_the_table_has_room_for_any_instance_and_the_filter_finds_it() -> None:
-    gpu = replace(divided(instance(6, 5, scene.process(7, 4 * GIB), scene.process(8, GIB))), index=15)
+    gpu = structs.replace(divided(instance(6, 5, scene.process(7, 4 * GIB), scene.process(8, GIB))), index=15)
     state = MonitorState(snapshot=scene.of([gpu, *scene.machine(2).gpus[1:]]))
     chosen = replace(state, cursor=next(entry.key for entry in entries(state) if entry.process.pid == 7))
     said = "\n".join("".join(text for text, _ in row) for row in table_view(chosen, 120, 20).rows)

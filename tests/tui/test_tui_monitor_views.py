@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from rich.cells import cell_len
 
-from gpumem_tui.memory import GIB, MIB, Bucket, Ledger, LedgerRow, Unknown
+from gpumem_tui.ledger import Ledger, LedgerRow
+from gpumem_tui.memory import GIB, MIB, Bucket, Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts, Severity
 from gpumem_tui.monitor.history import Column
 from gpumem_tui.monitor.snapshot import GpuProcess, ProcessKind, Snapshot
@@ -195,7 +197,7 @@ def test_a_legend_of_a_few_places_still_sums_to_the_device(cells: int) -> None:
 
 def test_wide_and_combining_characters_keep_the_legend_in_its_columns() -> None:
     def named(pid: int, name: str) -> GpuProcess:
-        return replace(scene.process(pid, GIB), host=replace(scene.host_process(pid), name=name))
+        return structs.replace(scene.process(pid, GIB), host=structs.replace(scene.host_process(pid), name=name))
 
     plain = scene.gpu(0, [named(1, "one"), named(2, "two"), named(3, "three")])
     wide = scene.gpu(0, [named(1, "训练程序"), named(2, "e\u0301te\u0301"), named(3, "three")])
@@ -212,13 +214,13 @@ def test_unaccounted_memory_stands_with_its_reason() -> None:
 
 
 def test_a_share_of_unknown_size_is_a_dash_with_its_reason() -> None:
-    hidden = replace(scene.process(100, 0), used_bytes=Unknown("not available on this driver"))
+    hidden = structs.replace(scene.process(100, 0), used_bytes=Unknown("not available on this driver"))
     rows: tuple[LedgerRow[GpuProcess], ...] = (
         LedgerRow(Bucket.PROCESS, hidden.used_bytes, hidden),
         LedgerRow(Bucket.FREE, 70 * GIB),
         LedgerRow(Bucket.UNACCOUNTED, Unknown("a process's memory is not available")),
     )
-    gpu = replace(scene.gpu(0, []), ledger=Ledger(80 * GIB, rows))
+    gpu = structs.replace(scene.gpu(0, []), ledger=Ledger(80 * GIB, rows))
     said = "\n".join(text(row) for row in legend(shares(gpu, {}), 100, 6))
     assert "–" in said
     assert "not available on this driver" in said
@@ -248,7 +250,7 @@ def test_processes_are_sorted_by_each_column_and_unknown_ones_come_last() -> Non
         listed = pids(shown)
         assert len(listed) == 12
         assert pids(replace(shown, reverse=True)) != listed
-    unmatched = replace(scene.process(9, 5 * GIB), host=Unknown("pid 9 is of another namespace"))
+    unmatched = structs.replace(scene.process(9, 5 * GIB), host=Unknown("pid 9 is of another namespace"))
     shown = MonitorState(scene.of([scene.gpu(0, [unmatched, scene.process(4100, GIB)])]), sort=SortBy.CPU)
     assert pids(shown) == pids(replace(shown, reverse=True)) == [4100, 9]
 
@@ -286,9 +288,9 @@ def test_only_the_processes_of_who_watches() -> None:
 
 def test_the_tree_puts_children_below_their_parent() -> None:
     parent = scene.process(10, 1 * GIB)
-    child = replace(scene.process(20, 9 * GIB), host=scene.host_process(20, parent_pid=10))
-    grandchild = replace(scene.process(30, 5 * GIB), host=scene.host_process(30, parent_pid=20))
-    ranks = [replace(scene.process(pid, GIB), host=scene.host_process(pid, parent_pid=7)) for pid in (40, 50)]
+    child = structs.replace(scene.process(20, 9 * GIB), host=scene.host_process(20, parent_pid=10))
+    grandchild = structs.replace(scene.process(30, 5 * GIB), host=scene.host_process(30, parent_pid=20))
+    ranks = [structs.replace(scene.process(pid, GIB), host=scene.host_process(pid, parent_pid=7)) for pid in (40, 50)]
     shown = MonitorState(scene.of([scene.gpu(0, [parent, child, grandchild, *ranks])]), tree=True)
     assert [(entry.process.pid, entry.branch) for entry in entries(shown)] == [
         (10, ""), (20, "└ "), (30, "  └ "), (40, "┌ "), (50, "└ "),
@@ -296,19 +298,19 @@ def test_the_tree_puts_children_below_their_parent() -> None:
 
 
 def test_a_tree_whose_parents_go_round_loses_no_process() -> None:
-    one = replace(scene.process(10, GIB), host=scene.host_process(10, parent_pid=20))
-    other = replace(scene.process(20, GIB), host=scene.host_process(20, parent_pid=10))
+    one = structs.replace(scene.process(10, GIB), host=scene.host_process(10, parent_pid=20))
+    other = structs.replace(scene.process(20, GIB), host=scene.host_process(20, parent_pid=10))
     assert set(pids(MonitorState(scene.of([scene.gpu(0, [one, other])]), tree=True))) == {10, 20}
 
 
 def test_a_pid_of_another_namespace_is_shown_as_such() -> None:
-    unmatched = replace(scene.process(9, 5 * GIB), host=Unknown("pid 9 is of another namespace"))
+    unmatched = structs.replace(scene.process(9, 5 * GIB), host=Unknown("pid 9 is of another namespace"))
     shown = MonitorState(scene.of([scene.gpu(0, [unmatched])]))
     assert "pid 9 is of another namespace" in text(table_view(shown, 118, 10).rows[1])
 
 
 def test_a_list_that_may_not_be_read_is_never_an_empty_one() -> None:
-    refused = replace(scene.gpu(0, []), processes=Unknown("no permission"))
+    refused = structs.replace(scene.gpu(0, []), processes=Unknown("no permission"))
     said = "\n".join(text(row) for row in table_view(MonitorState(scene.of([refused])), 118, 10).rows)
     assert "GPU 0: processes unknown: no permission" in said
     assert "no process on any GPU" not in said
@@ -336,7 +338,7 @@ def test_the_cursor_is_always_in_view() -> None:
 
 
 def test_a_mig_process_names_its_instance_in_the_details() -> None:
-    process = replace(scene.process(4100, GIB), instance="MIG-1")
+    process = structs.replace(scene.process(4100, GIB), instance="MIG-1")
     shown = MonitorState(scene.of([scene.gpu(0, [process])]))
     entry = entry_of(shown, entries(shown)[0].key)
     assert entry is not None

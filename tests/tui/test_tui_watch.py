@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from msgspec import structs
 from textual.app import App
 from textual.containers import VerticalScroll
 from textual.pilot import Pilot
@@ -110,8 +111,9 @@ async def test_a_snapshot_waits_a_moment_for_what_probes_say_beside_it() -> None
     app = app_of(snapshot, published)
     async with app.run_test(size=SIZE) as pilot:
         screen = scene.screen_of(app)
+        await until(pilot, lambda: screen.feed.asks)
         probes_of(app).is_reading = True
-        later = replace(snapshot, time_s=snapshot.time_s + 1)
+        later = structs.replace(snapshot, time_s=snapshot.time_s + 1)
         screen.feed.source.show(later)  # type: ignore[attr-defined]
         assert not screen.feed.look()
         assert screen.feed.latest is snapshot
@@ -441,13 +443,13 @@ async def test_a_look_into_a_damaged_answer_stays_with_the_reason(tmp_path: Path
 def machine_with(process: subprocess.Popen[str]) -> Snapshot:
     """A GPU on which that process computes."""
     found = psutil.Process(process.pid)
-    host = replace(
+    host = structs.replace(
         scene.host_process(process.pid),
         start_time_s=found.create_time(),
         name="python",
         command=" ".join(found.cmdline()),
     )
-    return scene.of([scene.gpu(0, [replace(scene.process(process.pid, 5 * GIB), host=host)])])
+    return scene.of([scene.gpu(0, [structs.replace(scene.process(process.pid, 5 * GIB), host=host)])])
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="attaching works on x86-64 only")
@@ -472,8 +474,8 @@ async def test_a_refusal_comes_with_its_remedy() -> None:
     program = subprocess.Popen(["sleep", "120"], text=True)
     try:
         snapshot = machine_with(program)
-        named = replace(snapshot.gpus[0].processes[0].host, command="python train.py")  # type: ignore[index]
-        process = replace(scene.process(program.pid, GIB), host=named)
+        named = structs.replace(snapshot.gpus[0].processes[0].host, command="python train.py")  # type: ignore[index, type-var]
+        process = structs.replace(scene.process(program.pid, GIB), host=named)
         app = app_of(scene.of([scene.gpu(0, [process])]), Published())
         async with app.run_test(size=SIZE) as pilot:
             await pilot.press("down", "a")

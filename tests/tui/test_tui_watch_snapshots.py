@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from textual.app import App
 from textual.pilot import Pilot
 
@@ -46,7 +47,7 @@ def cpu_training() -> Scene:
     )
     second = watch_scene.watched(4101, (watch_scene.on_cpu(step=12), ""))
     return scene.of([], problem="no NVIDIA driver on this machine"), watch_scene.published(
-        replace(first, history=history), second
+        structs.replace(first, history=history), second
     )
 
 

@@ -162,7 +162,7 @@ def test_one_that_memory_ran_out_under_is_first_for_half_an_hour() -> None:
     assert first.has_ended
     row = text(table_view(early, 118, 10).rows).splitlines()[1]
     assert "✗ out of memory · 3m ago, 4.00 GiB asked for: python train.py" in row
-    later = replace(early, snapshot=replace(shown, time_s=scene.NOON_S + 1800))
+    later = replace(early, snapshot=structs.replace(shown, time_s=scene.NOON_S + 1800))
     assert not any(entry.has_ended for entry in entries(later))
 
 
@@ -185,13 +185,13 @@ def test_whoever_has_ended_stays_listed_with_how(end: ProcessState, phrase: str,
     assert (order[-1] == 4105) is not is_first
     assert f"{mark} {phrase} · 1m ago, step 12,340: " in text(table_view(listed, 160, 10).rows)
     assert listed.snapshot is not None
-    later = replace(listed, snapshot=replace(listed.snapshot, time_s=listed.snapshot.time_s + 90))
+    later = replace(listed, snapshot=structs.replace(listed.snapshot, time_s=listed.snapshot.time_s + 90))
     assert entries(later)[-1].process.pid == 4105
 
 
 def test_the_end_of_another_users_process_names_its_owner() -> None:
     ours = watch_scene.ended(state=ProcessState.KILLED, phrase="killed (SIGKILL)")
-    theirs = replace(ours, process=replace(ours.process, uid=65534))
+    theirs = structs.replace(ours, process=replace(ours.process, uid=65534))
     listed = state(published=Published((theirs,)))
     assert "✗ killed (SIGKILL) of user nobody · 1m ago, step 12,340: " in text(table_view(listed, 160, 10).rows)
 
@@ -527,7 +527,7 @@ def test_the_post_mortem_of_one_that_kept_something_begins_with_that() -> None:
 
 def test_the_details_of_one_that_grows_say_so() -> None:
     _, said = watch_scene.training()
-    grown = replace(said.processes[0], growth=(Growth(0, 3.5 * GIB / 3600, 300, 7600),))
+    grown = structs.replace(said.processes[0], growth=(Growth(0, 3.5 * GIB / 3600, 300, 7600),))
     rows = text(probed_rows(grown, grown.placed[0].sample))
     assert "cuda:0 after each step grows by 3.50 GiB an hour, full in 2.1 h" in rows
     assert "a look at it (l) names what every step leaves behind" in rows

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.devices import Candidate
@@ -49,7 +50,7 @@ def test_a_build_for_rocm_means_amd_s_gpus_by_hip_s_numbers(
     """Its own UUIDs are not AMD SMI's, and NVIDIA's GPUs next to them are not meant."""
     monkeypatch.setattr("gpumem_tui.watch.hosts.environ", lambda _folder: environ)
     amd = [Candidate(number, f"amd-{number}", "AMD Instinct MI300X", vendor="AMD") for number in (1, 0)]
-    nvidia = [replace(gpu, vendor="NVIDIA") for gpu in GPUS]
+    nvidia = [structs.replace(gpu, vendor="NVIDIA") for gpu in GPUS]
     ring = RingFile(tmp_path / "probes", replace(this_process(), torch="2.9.1+rocm6.4"))
     ring.sample(replace(RECORD, device=1))
     [found] = Watcher([tmp_path / "probes"]).processes()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.probe.wire import Record

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import Struct, structs
 
 from gpumem_tui.probe.files import Files, WireError, start_ticks
 from gpumem_tui.probe.wire import (
@@ -291,6 +292,8 @@ def texts(value: object) -> Iterator[str]:
             yield from texts(one)
     elif is_dataclass(value):
         yield from texts([getattr(value, field.name) for field in fields(value)])
+    elif isinstance(value, Struct):
+        yield from texts(structs.astuple(value))
 
 
 def test_what_a_ring_says_cannot_steer_the_terminal(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from msgspec import Struct
@@ -11,7 +10,8 @@ from rich.cells import cell_len
 from textual.events import Click
 from textual.message import Message
 
-from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, Bucket, Ledger, Unknown, Value, format_bytes
+from gpumem_tui.ledger import Ledger
+from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, Bucket, Unknown, Value, format_bytes
 from gpumem_tui.monitor.alerts import AlertKind
 from gpumem_tui.monitor.devices import is_free
 from gpumem_tui.monitor.readings import Reading
@@ -503,11 +503,12 @@ def probed_card(watched: WatchedProcess, width: int, lines: int) -> list[Row]:
 class GpuPanel(Lines):
     """A line or a card each; without any, a card of a process that is watched in host memory."""
 
-    @dataclass
     class Chosen(Message):
         """The user clicked on the GPU of this key."""
 
-        key: str
+        def __init__(self, key: str) -> None:
+            super().__init__()
+            self.key = key
 
     _view = GpusView((), {})
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 from textual.events import Click, MouseScrollDown, MouseScrollUp
 from textual.message import Message
 
@@ -74,8 +74,7 @@ def table_view(state: MonitorState, width: int, height: int) -> TableView:
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True)
-class TableColumn(Generic[Item]):
+class TableColumn(Struct, Generic[Item], frozen=True):
     """A column `width` cells wide, there from `needs` cells of table upward. `lead`: space before what is left.
 
     `beside_probes`: the cells it needs where any process has a probe; None for as many as always.
@@ -294,24 +293,26 @@ _WHEEL_STEP = 3
 class ProcessTable(Lines, can_focus=True):
     """The table of processes, one line for each process and device."""
 
-    @dataclass
     class Chosen(Message):
         """The user clicked on a process; `opened`: twice."""
 
-        key: ProcessKey
-        opened: bool = field(kw_only=True)
+        def __init__(self, key: ProcessKey, *, opened: bool) -> None:
+            super().__init__()
+            self.key, self.opened = key, opened
 
-    @dataclass
     class SortWanted(Message):
         """The user clicked on a heading."""
 
-        order: SortBy
+        def __init__(self, order: SortBy) -> None:
+            super().__init__()
+            self.order = order
 
-    @dataclass
     class Moved(Message):
         """The mouse wheel was turned by `step` rows."""
 
-        step: int
+        def __init__(self, step: int) -> None:
+            super().__init__()
+            self.step = step
 
     view = TableView((), (), (), ())
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from textual.content import Content
 from textual.widget import Widget
 
-from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Ledger, Unknown
+from gpumem_tui.ledger import Ledger
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Unknown
 from gpumem_tui.run.events import Outcome, Sample
 from gpumem_tui.search.runner import TrialProgress
 from gpumem_tui.tui.kit.figures import compact_bytes, joined, wrapped

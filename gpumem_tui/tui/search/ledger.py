@@ -8,7 +8,8 @@ from typing import Union
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.predict import FormulaPrediction
-from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, Breakdown, Bucket, Ledger, Unknown, Value
+from gpumem_tui.ledger import Ledger
+from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, Breakdown, Bucket, Unknown, Value
 from gpumem_tui.run.events import TrialDone
 from gpumem_tui.search.assumed import assumed_line, workspace_lines
 from gpumem_tui.search.prediction import Traced
