@@ -25,6 +25,10 @@ _GAP_INTERVALS = 2.5
 """A silence of up to this many intervals is jitter: the last value holds. A longer one is a gap."""
 
 
+_Asked = tuple[str, int, float]
+"""A GPU, how many buckets of it, how many seconds each is wide."""
+
+
 class Column(Enum):
     """A quantity of a GPU whose past is kept. Bytes, but for the utilization in per cent."""
 
@@ -62,6 +66,7 @@ class History:
         # (seconds a bucket, buckets): 15 minutes by the second, 2.5 hours by 10 s, the rest by the minute
         self._shape = ((1, 900), (10, 900), (60, max(150, math.ceil(hours * 60)) + 30))
         self._gpus: dict[str, _Gpu] = {}
+        self._last: tuple[_Asked, float, Series] | None = None
 
     def emptied(self) -> History:
         """Make a history of the same kind that remembers nothing."""
@@ -89,13 +94,33 @@ class History:
         step_s = float(ring.step_s * width)
         last = math.floor(now_s / step_s)
         first = last - columns + 1
-        pairs = {column: ring.merged(column, first, last, width) for column in Column}
-        return Series(
+        asked = uuid, columns, step_s
+        kept, fresh = self._kept(asked, first, now_s)
+        pairs = {column: ring.merged(column, fresh, last, width) for column in Column}
+        series = Series(
             start_s=first * step_s,
             step_s=step_s,
-            peaks={column: peaks for column, (peaks, _) in pairs.items()},
-            means={column: means for column, (_, means) in pairs.items()},
+            peaks={column: (*kept.peaks[column], *peaks) if kept else peaks for column, (peaks, _) in pairs.items()},
+            means={column: (*kept.means[column], *means) if kept else means for column, (_, means) in pairs.items()},
         )
+        self._last = asked, now_s, series
+        return series
+
+    def _kept(self, asked: _Asked, first: int, now_s: float) -> tuple[Series | None, int]:
+        """Return what the last answer has of these buckets that cannot change any more, and the first that can.
+
+        A chart asks every second for the same buckets: only the one that holds now has changed.
+        """
+        if self._last is None or self._last[0] != asked or now_s < self._last[1]:
+            return None, first
+        _, before_s, last = self._last
+        begin = round(last.start_s / last.step_s)
+        fresh = math.floor((before_s - self.interval_s * _GAP_INTERVALS) / last.step_s)
+        if not begin <= first < fresh:
+            return None, first
+        window = slice(first - begin, fresh - begin)
+        peaks, means = ({column: one[window] for column, one in each.items()} for each in (last.peaks, last.means))
+        return Series(start_s=first * last.step_s, step_s=last.step_s, peaks=peaks, means=means), fresh
 
     @property
     def size_bytes(self) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumem_tui.memory import GIB, Unknown
+from gpumem_tui.monitor import history as history_module
 from gpumem_tui.monitor.history import Column, History, Series
 from gpumem_tui.monitor.probes import ProbeFigures
 from gpumem_tui.monitor.snapshot import DeviceState, GpuReading
@@ -177,3 +179,25 @@ def test_peaks_and_order_survive(steps: list[tuple[float, int]], columns: int, s
             assert mean <= peak
         before = [gib * GIB for (early_s, gib), (late_s, _) in pairwise(fed) if late_s - early_s <= 2.5]
         assert peak is None or peak in inside or peak in before
+
+
+def test_a_chart_that_is_asked_for_each_second_is_that_of_a_history_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    merged = history_module._Ring.merged
+
+    def counted(ring: Any, column: Column, first: int, last: int, width: int) -> Any:
+        asked.append(last - first + 1)
+        return merged(ring, column, first, last, width)
+
+    monkeypatch.setattr(history_module._Ring, "merged", counted)
+    watched = History()
+    used = [n * 7 % 80 for n in range(400)]
+    for n in range(len(used)):
+        now_s = _fill(watched, [used[n]], start_s=n)
+        seen = watched.series(_UUID, 50, 300, now_s)
+    assert sum(asked[-len(Column) :]) <= 3 * len(Column), "only the newest buckets are merged"
+    once = History()
+    assert seen == once.series(_UUID, 50, 300, _fill(once, used))
+    _fill(watched, [1], start_s=100)
+    _fill(once, [1], start_s=100)
+    assert watched.series(_UUID, 50, 300, START_S + 100) == once.series(_UUID, 50, 300, START_S + 100)
