@@ -9,7 +9,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from types import FrameType
@@ -38,7 +37,7 @@ from gpumem_tui.tui.kit.filters import AsciiFilter, PlainFilter
 from gpumem_tui.tui.kit.first_picture import leave_signals
 from gpumem_tui.tui.kit.glyphs import LIGHT_PALETTE, PALETTE, THEME, THEMES
 from gpumem_tui.tui.kit.main_screen import FRAME_CSS, Act, ActingApp, MainScreen, ScreenName, permitted, refused
-from gpumem_tui.tui.kit.textual_internals import TerminalDriver, screen_text
+from gpumem_tui.tui.kit.textual_internals import ParsedOnce, TerminalDriver, screen_text
 
 if TYPE_CHECKING:
     from textual.actions import ActionParseResult
@@ -97,11 +96,15 @@ class GpuMemApp(ActingApp[int]):
         *(Binding(str(key), f"show('{name}')", name, show=False, tooltip=_GO) for key, name in enumerate(SCREENS, 1)),
     ]
 
-    @dataclass
+    _coloured: Theme | None = None
+    _colours: dict[str, str]
+
     class Killed(Message):
         """A signal asked the program to end with this exit code."""
 
-        code: int
+        def __init__(self, code: int) -> None:
+            super().__init__()
+            self.code = code
 
     def __init__(  # noqa: PLR0913 - named only, each with its default
         self,
@@ -134,6 +137,7 @@ class GpuMemApp(ActingApp[int]):
         self._keep_theme = keep_theme
         self._wanted_theme = theme or THEME.name
         self.theme = self._wanted_theme if self._wanted_theme in self.available_themes else THEME.name
+        self.stylesheet = ParsedOnce(variables=self.get_css_variables())
         self._shown_theme = self.theme
 
     def main_screen(self, name: ScreenName) -> MainScreen:
@@ -243,6 +247,12 @@ class GpuMemApp(ActingApp[int]):
         super().copy_to_clipboard(text)
         if is_in_tmux() and not self.is_web:
             self.run_worker(in_daemon_thread(lambda: to_tmux(text)))
+
+    def get_css_variables(self) -> dict[str, str]:
+        """Return the colours of the theme, worked out once: Textual asks for each screen."""
+        if self._coloured is not self.current_theme:
+            self._coloured, self._colours = self.current_theme, super().get_css_variables()
+        return self._colours
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """Return what memory is drawn with, for themes that do not say."""

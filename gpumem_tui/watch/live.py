@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from gpumem_tui.errors import own_error
 from gpumem_tui.monitor.probes import NOTHING_SAID, Ask, ProbeReport
 from gpumem_tui.monitor.snapshot import GpuReading, Snapshot
 from gpumem_tui.watch.published import Key, Published
-from gpumem_tui.watch.publishing import PublishingFolders
+
+if TYPE_CHECKING:
+    from gpumem_tui.watch.publishing import PublishingFolders
 
 Collect = Callable[[Sequence[GpuReading], Key | None], Published]
 
 
 def ask_probes() -> Ask:
     """Return what asks the probes of this machine's processes. While nothing publishes, hardly anything is imported."""
+    from gpumem_tui.watch.publishing import PublishingFolders
+
     collect: list[Collect] = []
     places = PublishingFolders()
 
@@ -85,7 +91,7 @@ class LiveProbes:
 
     def _run(self) -> None:
         collect: Collect | None = None
-        places = PublishingFolders(self._directories)
+        places: PublishingFolders | None = None
         while True:
             self._asked.wait()
             if self._stopped:
@@ -93,6 +99,10 @@ class LiveProbes:
             self._is_collecting = True
             self._asked.clear()
             try:
+                if places is None:
+                    from gpumem_tui.watch.publishing import PublishingFolders  # nobody asks before the first frame
+
+                    places = PublishingFolders(self._directories)
                 if collect is None and not places.are_quiet():
                     collect = _collector(self._directories)
                 published = self._latest if collect is None else collect(*self._wanted)

@@ -9,6 +9,7 @@ import pytest
 from textual._styles_cache import StylesCache
 from textual._xterm_parser import XTermParser
 from textual.app import App
+from textual.css.stylesheet import Stylesheet
 from textual.drivers.linux_driver import LinuxDriver
 from textual.events import Key
 from textual.screen import Screen
@@ -23,6 +24,7 @@ def made(kind: type) -> object:
         XTermParser: XTermParser,
         LinuxDriver: lambda: LinuxDriver(App[int]()),
         StylesCache: StylesCache,
+        Stylesheet: Stylesheet,
         Widget: Widget,
         Screen: Screen,
         App: App,

@@ -37,7 +37,7 @@ class PlainFilter(LineFilter):
         """Write warnings bold, errors reversed; a line or a border that has such a colour is bold."""
         named = self._colours()
         bright = tuple(Color.parse(named[name]).rich_color for name in _BRIGHT)
-        plain = Color.parse(named["foreground"]).rich_color
+        plain = Color.parse(named["foreground"]).monochrome.rich_color
         return [Segment(text, _without_colour(style, bright, plain, is_word=_has_word(text))) if style else
                 Segment(text) for text, style, _ in segments]  # fmt: skip
 

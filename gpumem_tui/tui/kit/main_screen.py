@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 from typing import ClassVar, Literal
@@ -114,6 +113,8 @@ class KeyBar(Lines):
                 self.app.simulate_key(key)
 
     def _show_keys(self, screen: Screen[object]) -> None:
+        if not self.size.width:
+            return  # before the first layout, which shows them
         shown = [
             (active.binding.key, self.app.get_key_display(active.binding), active.binding.description)
             for active in screen.active_bindings.values()
@@ -175,12 +176,12 @@ class MainScreen(SizedScreen):
 
     ending = False
 
-    @dataclass
     class Wanted(Message):
         """The user wants another screen to continue with something."""
 
-        screen: ScreenName
-        what: object
+        def __init__(self, screen: ScreenName, what: object) -> None:
+            super().__init__()
+            self.screen, self.what = screen, what
 
     def take_over(self, _what: object) -> str:
         """Continue with what another screen hands over, where the screen knows it; return why not, empty if it does."""

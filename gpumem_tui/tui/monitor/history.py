@@ -28,7 +28,6 @@ from gpumem_tui.tui.kit.figures import MUTED, Row, clock
 from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.monitor.entries import charted
 from gpumem_tui.tui.monitor.state import Feed, MonitorState
-from gpumem_tui.tui.process.history import ProcessChart, process_history_rows
 
 _LABEL_WIDTH = 6
 _BACK = "In the history (tab): look back, with the values at the cursor"
@@ -191,6 +190,8 @@ class HistoryChart(Lines, can_focus=True):
         if snapshot is None:
             return
         if watched is not None:
+            from gpumem_tui.tui.process.history import ProcessChart, process_history_rows  # after the first frame
+
             chart = ProcessChart.of(watched, snapshot.time_s)
             self._axis = chart.axis(width)
             self.show_rows(process_history_rows(chart, width, height, self._cursor_s, focused=self.has_focus))

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 STYLES = Path(__file__).with_name("screen.tcss")
 _WRITTEN_S = 0.1
-"""After the first snapshot: by then it is on the terminal. To ask probes much is imported, which would hold it up."""
+"""After the first picture: by then it is on the terminal. To ask probes much is imported, which would hold it up."""
 _PATIENCE_S = 1.0
 """Until the first snapshot, the seconds it has taken are counted on the screen this often."""
 _PAGE = 10
@@ -192,13 +192,17 @@ class MonitorScreen(ProcessActions):
             return False
         if is_first:
             self._waiting.stop()
-            self.set_timer(_WRITTEN_S, self._news.set)  # now probes are asked
+            self.call_after_refresh(self.set_timer, _WRITTEN_S, self._ask_probes)
         if self._bell and self.feed.rings:
             self.app.bell()
         assert self.feed.latest is not None
         self.tell(self.feed.latest.host.name, self.feed.alerts)
         self._enter(seen(self._state, self.feed.latest, self.feed.published, self.feed.alerts))
         return True
+
+    def _ask_probes(self) -> None:
+        self.feed.asks = True
+        self._news.set()
 
     @on(GpuPanel.Chosen)
     def _gpu_chosen(self, message: GpuPanel.Chosen) -> None:

@@ -9,6 +9,8 @@ from functools import cached_property
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
+from msgspec import Struct
+
 from gpumem_tui.memory import Breakdown, Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts
 from gpumem_tui.monitor.history import History, Series
@@ -44,8 +46,7 @@ class SortBy(Enum):
         return self in (SortBy.MEMORY, SortBy.SM, SortBy.CPU, SortBy.HOST_MEMORY, SortBy.AGE)
 
 
-@dataclass(frozen=True)
-class ProcessParts:
+class ProcessParts(Struct, frozen=True):
     """The parts of what a process holds on one device, as a probe inside it states.
 
     Attributes:
@@ -206,6 +207,7 @@ class Feed:
         published: what the probes said next to the newest one.
         alerts: what is the matter now; `rings`: one of them began with the newest snapshot.
         notice: what the source states of itself.
+        asks: whether probes are asked: not before the first picture is drawn, as much is imported for that.
         first, latest: None before there is one.
     """
 
@@ -215,6 +217,7 @@ class Feed:
         self.alerts: tuple[Alert, ...] = ()
         self.rings = False
         self.notice = ""
+        self.asks = False
         self.first: Snapshot | None = None
         self.latest: Snapshot | None = None
         self._history = history
@@ -284,11 +287,8 @@ class Feed:
             self._probes.stop()
 
     def _is_awaited(self, snapshot: Snapshot) -> bool:
-        """Ask what probes say next to a new snapshot; whether it still waits for that.
-
-        The first snapshot is drawn first: to read probes, much is imported.
-        """
-        if self._probes is None or self.latest is None:
+        """Ask what probes say next to a new snapshot; whether it still waits for that."""
+        if self._probes is None or not self.asks:
             return False
         if snapshot is not self._asked:
             self._asked = snapshot
