@@ -173,8 +173,8 @@ def run() -> int:
     try:
         code = cli.main(prog_name="gpumem-tui", standalone_mode=False)
     except click.ClickException as error:
-        words, then = error.format_message(), _next_step(error)
-        return complain(f"{words.removesuffix('.')}: {then}" if then else words, EXIT_BAD_INPUT)
+        words, suggestion = error.format_message(), _next_step(error)
+        return complain(f"{words.removesuffix('.')}: {suggestion}" if suggestion else words, EXIT_BAD_INPUT)
     except click.Abort:
         return EXIT_INTERRUPTED
     return code or 0
