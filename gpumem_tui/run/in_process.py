@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -25,9 +26,13 @@ from gpumem_tui.simulator.device.gpu import SimulatedGpu, backend, simulate
 from gpumem_tui.simulator.device.kinds import become, is_without_data
 from gpumem_tui.simulator.device.scratch import assumptions
 from gpumem_tui.simulator.device.shapes import Untraceable
+from gpumem_tui.simulator.torch_internals import Replacements
 from gpumem_tui.step.walking import instances_of, tensors_in
 
 _ENDLESS = 1 << 62
+_NOT_COMPILED = (
+    "torch.compile is left out in a block of this process: `gpumem-tui predict -- CMD` follows what it compiles"
+)
 _one_at_a_time = threading.Lock()
 
 
@@ -66,6 +71,7 @@ def simulated_block(gpu: Gpu, *, unlimited: bool = False) -> Iterator[FollowedBl
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             stack.enter_context(simulate(simulated))
             stack.enter_context(presented_as_cuda(simulated))
+            stack.enter_context(_uncompiled(simulated.notes))
             program = Program(simulated, torch.cuda, _ENDLESS, lambda _: None, lambda: None, lambda: None)
             program.start()
             stack.callback(program.stop)
@@ -87,11 +93,29 @@ def _done(simulated: SimulatedGpu, program: Program, began_s: float) -> tuple[Re
         assumptions(simulated.mode.assumed, simulated.gpu),
         only_at=1,
         notes=(*program.notes(), *simulated.causes(), *simulated.notes),
+        is_estimate=_NOT_COMPILED in simulated.notes,
         parameters=program.parameters(),
         steps=program.steps,
         allocator=simulated.allocator.settings.text,
     )
     return Ready.of(torch.__version__, simulated.profile), done
+
+
+@contextmanager
+def _uncompiled(notes: dict[str, None]) -> Iterator[None]:
+    """Have `torch.compile` return what it is given, and note that: following the compiler changes a process for good.
+
+    Modules that were compiled before run as they are, too.
+    """
+
+    def compile_(model: Any = None, **_options: Any) -> Any:
+        notes[_NOT_COMPILED] = None
+        return (lambda given: given) if model is None else model
+
+    dynamo = sys.modules.get("torch._dynamo")
+    with Replacements() as replacements, nullcontext() if dynamo is None else dynamo.set_stance("force_eager"):
+        replacements.set(torch, "compile", compile_)
+        yield
 
 
 @contextmanager

@@ -101,6 +101,16 @@ def test_a_step_of_this_process_is_predicted_also_where_it_does_not_fit() -> Non
     assert "test_steps.py:" in page
 
 
+def test_compiled_code_runs_as_it_is_and_makes_the_verdict_an_estimate() -> None:
+    def compiled() -> None:
+        net: nn.Module = torch.compile(nn.Linear(WIDTH, WIDTH))  # type: ignore[assignment]
+        train(net)
+
+    found = gpumem_tui.predict(compiled, "rtx-4090")
+    assert found.traced.fit == "may fit"
+    assert any("torch.compile is left out" in one for one in found.traced.notes or ())
+
+
 def test_an_error_in_a_block_leaves_cuda_as_it_was() -> None:
     before = {name: getattr(torch.cuda, name) for name in dir(torch.cuda)}
     with pytest.raises(torch.OutOfMemoryError), gpumem_tui.simulated("t4-16gb") as gpu:
