@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import platform
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -161,3 +164,32 @@ async def test_whatever_is_closed_is_gone() -> None:
             after = Held.now()
             assert after.objects - before.objects <= _MOST_OBJECTS, name
             assert after.resident_bytes - before.resident_bytes <= _MOST_BYTES, name
+
+
+_ARENAS = """
+import sys, threading
+if sys.argv[1] == "ours":
+    from gpumem_tui.tui.start import _settle_memory
+    _settle_memory()
+gate = threading.Barrier(9)
+def work():
+    held = [bytes(2000) for _ in range(2000)]  # larger than what Python allocates by itself
+    gate.wait(); gate.wait()
+    held.clear()
+threads = [threading.Thread(target=work) for _ in range(8)]
+[thread.start() for thread in threads]
+gate.wait()
+starts = (int(line.split("-")[0], 16) for line in open("/proc/self/maps") if line.split()[-1] == "0")
+print(sum(start % (64 << 20) == 0 for start in starts))
+gate.wait()
+"""
+
+
+def _arenas(whose: str) -> int:
+    command = [sys.executable, "-c", _ARENAS, whose]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="arenas are glibc's")
+def test_threads_share_the_c_librarys_arenas() -> None:
+    assert _arenas("ours") <= 1 < _arenas("theirs")
