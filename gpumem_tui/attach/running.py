@@ -59,6 +59,7 @@ PROBE_FILES = (
     "step/cuda_history.py",
     "step/phases.py",
     "step/sites.py",
+    "step/stages.py",
     "step/walking.py",
     "probe/**/*.py",
 )

@@ -27,6 +27,7 @@ from gpumem_tui.plan.techniques import (
     unchanged,
 )
 from gpumem_tui.search.prediction import Fit, Traced
+from gpumem_tui.search.stages import deciding_words
 from gpumem_tui.search.words import fit_words, rests_on, room_words, sizes_words, used_words, verdict_words, what_fits
 
 _OTHER_TRAINING = ("lora", "qlora", "freeze-half")
@@ -283,9 +284,8 @@ def verdict_line(found: TracedAnswer, *, with_gpu: bool = True) -> str:
     subject = what_fits(traced, found.plan.batch_size, found.plan.size)
     used, room = used_words(found.device_used_range, gpu.cuda_total_bytes), room_words(found.free_range)
     largest = sizes_words(traced.sizes, is_estimate=traced.done.is_estimate)
-    return verdict_words(
-        f"{subject} {fit_words(traced, found.plan.batch_size)}{where}", used, room, largest, rests_on(traced)
-    )
+    rests = (*rests_on(traced), *deciding_words(traced, found.plan.batch_size))
+    return verdict_words(f"{subject} {fit_words(traced, found.plan.batch_size)}{where}", used, room, largest, rests)
 
 
 def change_words(plan: CommandPlan, found: TracedAnswer) -> str:

@@ -317,12 +317,13 @@ class Files:
     error = _Named("error.json")
     exit = _Named("exit.json")
     stall = _Named("stall.json")
+    stages = _Named("stages.json")
     control = _Named("control")
     attached = _Named("attached")
 
     def all(self) -> tuple[Path, ...]:
         """Return every file that may exist."""
-        documents = self.model, self.look, self.oom, self.error, self.exit, self.stall
+        documents = self.model, self.look, self.oom, self.error, self.exit, self.stall, self.stages
         return (self.ring, *documents, self.control, self.attached)
 
     @classmethod

@@ -20,6 +20,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gpumem_tui.host_memory import resident_bytes
+from gpumem_tui.memory import Bucket
 from gpumem_tui.probe import allocator, trackers, wire
 from gpumem_tui.probe.compiler import invisible, uncompiled
 from gpumem_tui.probe.files import WireError, read_private, write_document
@@ -27,6 +28,7 @@ from gpumem_tui.probe.finding import Finder, Holdings, describe_models, describe
 from gpumem_tui.probe.oom import BlackBox, LastState
 from gpumem_tui.probe.ring import Ring
 from gpumem_tui.probe.rising import Rising
+from gpumem_tui.probe.stages import RunStages
 from gpumem_tui.probe.stall import Watchdog
 from gpumem_tui.probe.steps import StepCount
 from gpumem_tui.probe.wire import (
@@ -39,6 +41,7 @@ from gpumem_tui.probe.wire import (
     decode_request,
     encode_document,
 )
+from gpumem_tui.step.walking import parameters_in, parameters_of
 
 if TYPE_CHECKING:
     from gpumem_tui.probe.look import Look
@@ -88,6 +91,7 @@ class Probe:
         self._watchdog = Watchdog(self._steps, lambda stall: self._guarded(lambda: self._publish_stall(stall)))
         self._samples: deque[wire.Record] = deque(maxlen=KEPT_SAMPLES)
         self._rising = Rising()
+        self._stages = RunStages(lambda: self._steps.steps, self._held, self._trains, self._guarded)
         self._kept: tuple[wire.KeptPlace, ...] = ()
         self._lock = threading.Lock()
         self._due = self._sample_due = self._count_due = 0.0
@@ -147,6 +151,7 @@ class Probe:
         self._ring, self._last, self._control, self._answered = None, None, (0, 0), 0
         self._samples.clear()
         trackers.forget()
+        self._stages.forget()
         self._rising, self._kept = Rising(), ()
         self._failures = self._errors = self._dropped = 0
         self._queued_in = -1
@@ -281,9 +286,12 @@ class Probe:
                 )  # the ring and the scan are no part of what a sample takes
                 records = self._records(started, phase)
             self._samples.extend(records)
+            if phase:
+                self._stages.at_boundary()
             ring.append(records)
+            stages = self._publish_stages(ring)
             if phase:  # as the program ends, its trackers may have ended
-                trackers.write(records)
+                trackers.write(records, stages)
             self._watchdog.follow()
             self._failures = 0
         except OSError:
@@ -293,6 +301,30 @@ class Probe:
             self._pause(time.monotonic() - started, time.thread_time() - computed)
         self._count_due = 0.0
         self._count()
+
+    def _held(self) -> dict[int, dict[str, int]]:
+        """Return what is held of each device by the newest sample, by bucket."""
+        newest = self._samples[-1].monotonic_ns if self._samples else 0
+        return {
+            one.device: {
+                Bucket.PARAMETERS.value: one.parameters_bytes,
+                Bucket.GRADIENTS.value: one.gradients_bytes,
+                Bucket.OPTIMIZER.value: one.optimizer_bytes,
+            }
+            for one in self._samples
+            if one.monotonic_ns == newest
+        }
+
+    def _trains(self, module: torch.nn.Module) -> bool:
+        """Return whether one of the optimizers that have stepped trains a part of the module."""
+        trained = {id(one) for optimizer in self._finder.optimizers for one in parameters_of(optimizer)}
+        return any(id(one) in trained for one in parameters_in(module))
+
+    def _publish_stages(self, ring: Ring) -> tuple[wire.StagePeak, ...]:
+        is_news, peaks = self._stages.is_news, self._stages.peaks()
+        if is_news:
+            write_document(ring.files.stages, encode_document(wire.Stages(peaks)))
+        return peaks
 
     def _pause(self, passed_s: float, computed_s: float) -> None:
         """Set when the next sample is due, after one that took so long, of which so much was its own computing."""

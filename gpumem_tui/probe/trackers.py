@@ -28,6 +28,7 @@ METRICS = {
     "allocator_retries": "how often the allocator emptied its cache to satisfy a request",
     "allocator_failures": "how often a request for memory failed",
     "host_gib": "host memory of the process",
+    "peak_gib/STAGE": "the most allocated in a stage of the run (train, evaluate, save, …), if known",
 }
 """All that is written, by name after `PREFIX`, for the GPU with the lowest number that the process uses; for each other
 GPU the name has ``cuda1/`` in front. The manual's page `trackers` lists them too. Unknown values are left out."""
@@ -93,16 +94,16 @@ def forget() -> None:
     _writes.clear()
 
 
-def write(records: Iterable[wire.Record]) -> None:
-    """Hand a sample to each tracker. Never raises."""
+def write(records: Iterable[wire.Record], stages: Iterable[wire.StagePeak] = ()) -> None:
+    """Hand a sample and the stages' peaks to each tracker. Never raises."""
     if _writes:
         sample = list(records)
-        values = values_of(sample)
+        values = values_of(sample, stages)
         for one in _writes:
             one(sample[0].step if sample else 0, values)
 
 
-def values_of(records: Iterable[wire.Record]) -> dict[str, float]:
+def values_of(records: Iterable[wire.Record], stages: Iterable[wire.StagePeak] = ()) -> dict[str, float]:
     """Return a sample by the names of `METRICS`, with `PREFIX`. Host memory counts where no GPU is in use."""
     records = list(records)
     records = [one for one in records if one.device != wire.CPU] or records
@@ -110,6 +111,8 @@ def values_of(records: Iterable[wire.Record]) -> dict[str, float]:
     values: dict[str, float] = {}
     for record in records:
         place = PREFIX if record.device == lowest else f"{PREFIX}cuda{record.device}/"
+        own = (one for one in stages if one.device == record.device and one.least_bytes == one.most_bytes)
+        values.update({f"{place}peak_gib/{one.stage.replace(' ', '_')}": one.least_bytes / _GIB for one in own})
         values.update({place + name: value for name, value in _figures(record).items() if value is not None})
     return values
 
@@ -172,9 +175,9 @@ def _write_of(tracker: Any) -> Write | None:
 
     def to_opentelemetry(_: int, values: Values) -> None:
         for name, value in values.items():
-            words = METRICS[name.rpartition("/")[2]]
+            words = METRICS.get(name.rpartition("/")[2], METRICS["peak_gib/STAGE"])
             if name not in gauges:
-                gauges[name] = tracker.create_gauge(name, "GiBy" if name.endswith("_gib") else "1", words)
+                gauges[name] = tracker.create_gauge(name, "GiBy" if "_gib" in name else "1", words)
             gauges[name].set(value)
 
     kinds: list[tuple[tuple[str, ...], Write]] = [

@@ -323,6 +323,30 @@ class Stall:
     stack: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class StagePeak:
+    """The most that was allocated on a device in a stage of the run; `step`: optimizer steps until then.
+
+    Attributes:
+        least_bytes, most_bytes: equal if the stage raised the allocator's peak; else its own is in between.
+        buckets: parameters, gradients and optimizer state then; the stage itself made the rest.
+    """
+
+    device: DeviceNumber
+    stage: str
+    step: Count
+    least_bytes: Count
+    most_bytes: Count
+    buckets: dict[str, Count]
+
+
+@dataclass(frozen=True)
+class Stages:
+    """``.stages.json``: the peak of each stage so far, written again as one rises."""
+
+    peaks: tuple[StagePeak, ...]
+
+
 # How it is written and read
 
 

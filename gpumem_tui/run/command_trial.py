@@ -277,6 +277,7 @@ class _Simulated(_Trial):
         takes_batch = self.request.workload.takes_batch  # of whose sizes two run at a time
         self.compiler = follow_compiler(self.gpu.notes, self._tell, alone=not takes_batch)
         follow_libraries(self.program)
+        self.program.follow_stages()
         self.checkpoints = Checkpoints(self.gpu.sites.calling_line)
         self.checkpoints.follow()
         answer_nvml(backend, self.profile.context_bytes)

@@ -14,7 +14,7 @@ from gpumem_tui.run.events import Outcome, Sample, TrialDone
 from gpumem_tui.simulator.allocator.profile import Profile
 from gpumem_tui.simulator.allocator.settings import memory_fraction
 from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder
-from gpumem_tui.step import Phase
+from gpumem_tui.step import Phase, RunStage
 from gpumem_tui.step.cuda_history import COUNTED, HistoryNote, HistoryNotes, in_order, made_at
 from gpumem_tui.step.run import MemorySample, Recorder
 from gpumem_tui.step.walking import holding_memory, tensors_in
@@ -120,8 +120,8 @@ class CudaRecorder:
         """Return the device that is recorded; None until one has had an allocation."""
         return self._history.device
 
-    def mark(self, step: int, phase: Phase) -> None:
-        """Note that the run is in `phase` of `step` from here on."""
+    def mark(self, step: int, phase: Phase, stage: RunStage | None = None) -> None:  # noqa: ARG002
+        """Note that the run is in `phase` of `step` from here on; trials do not tell stages."""
         self._history.add(phase=phase, step=step)
 
     def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor], part: str = "") -> None:  # noqa: ARG002

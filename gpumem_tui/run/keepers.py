@@ -21,7 +21,8 @@ import torch
 
 from gpumem_tui.causes import Cause
 from gpumem_tui.memory import MIB
-from gpumem_tui.simulator.allocator.timeline import CHECKPOINT, Timeline, growth, kept_from
+from gpumem_tui.simulator.allocator.growing import growth, kept_from
+from gpumem_tui.simulator.allocator.timeline import CHECKPOINT, Timeline
 from gpumem_tui.simulator.device.gpu import SimulatedGpu
 from gpumem_tui.simulator.device.memory import DeviceMemory
 from gpumem_tui.simulator.device.uses import source_tree

@@ -23,6 +23,7 @@ from gpumem_tui.run.lengths import InputLengths
 from gpumem_tui.run.micro_batches import MicroBatches
 from gpumem_tui.run.out_of_memory import Tries
 from gpumem_tui.run.parts import copies, has_parameters, parts_of_models, scales
+from gpumem_tui.run.running_stages import RunningStages
 from gpumem_tui.run.samples import Samples
 from gpumem_tui.run.updates import UpdatesByHand
 from gpumem_tui.step import Phase
@@ -102,6 +103,7 @@ class Program:
         self._wait = wait
         self._pid = os.getpid()
         self._phase = Phase.BUILD
+        self._stages = RunningStages(lambda: self._is_followed and not in_backward(), self._mark)
         self._depth = 0
         self._is_stepping = False
         self._counts = True
@@ -158,6 +160,11 @@ class Program:
         if reset is not None:
             setattr(owner, name, kept_reset)
 
+    def follow_stages(self) -> None:
+        """Follow what the program does besides its steps. To be called after functions of libraries are replaced."""
+        if self._hooks is not None:
+            self._hooks.callback(self._stages.follow())
+
     def stop(self) -> None:
         """Follow it no longer."""
         if self._hooks is not None:
@@ -187,6 +194,7 @@ class Program:
         self._inferences += not torch.is_grad_enabled()
         is_new = module not in self._roots
         evaluates = self._evaluations.is_one(module, self._trained, self.steps, self.later, is_new=is_new)
+        is_new_stage = self._stages.called(module, self._roots, is_trained=evaluates is not None)
         if evaluates is None:  # what is not trained goes along, as a loss or a frozen encoder
             evaluates = self._phase is Phase.EVALUATION
         phase = Phase.EVALUATION if evaluates else Phase.FORWARD
@@ -199,6 +207,8 @@ class Program:
         if self._phase is not phase:
             self._micro_batch_is_counted &= self._phase in (Phase.FORWARD, Phase.EVALUATION)
             self._enter(phase)
+        elif is_new_stage:
+            self._mark()
         if phase is Phase.FORWARD and not self._micro_batch_is_counted and torch.is_grad_enabled():
             self._micro_batch_is_counted = True
             self.micro_batches.begin_micro_batch()
@@ -212,6 +222,7 @@ class Program:
         self._depth = max(0, self._depth - 1)
         if not self._depth:
             self._take_inputs(more[:-1])
+            self._stages.left()
         is_trained = torch.is_grad_enabled() and self._phase is not Phase.EVALUATION
         if not self._depth and self._is_followed and has_parameters(module) and not in_backward():
             self.tries.called((args, *more[:-1]))
@@ -465,7 +476,13 @@ class Program:
             self._finish()
         self._sample(phase)
         self._phase = phase
-        self._recorder.mark(self.steps + 1, phase)
+        self._stages.enter(phase, self._trained)
+        self._mark()
+
+    def _mark(self) -> None:
+        """Note the phase and the stage of the run from here on."""
+        step = 0 if self._phase is Phase.BUILD and not self.steps else self.steps + 1
+        self._recorder.mark(step, self._phase, self._stages.now)
 
     def _sample(self, phase: Phase, *, now: bool = False) -> None:
         moment = time.monotonic()

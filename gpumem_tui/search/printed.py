@@ -31,10 +31,11 @@ from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.fragmentation import AllocatorObject, remedy
 from gpumem_tui.search.prediction import Fit, Formula, KnownUnknown, Prediction, Traced
 from gpumem_tui.search.report import answer_line, wanted_accumulation
+from gpumem_tui.search.stages import HeldObject, StagePeakObject
 from gpumem_tui.search.verdict import Conclusion, Verdict, WithHeadroom
 from gpumem_tui.simulator.allocator.replay import PhasePeak, Replay
-from gpumem_tui.simulator.allocator.timeline import BucketPeak, Held
-from gpumem_tui.step import Phase
+from gpumem_tui.simulator.allocator.timeline import BucketPeak
+from gpumem_tui.step import Phase, RunStage
 from gpumem_tui.workload.spec import WorkloadSpec
 
 Bytes = dict[str, int]
@@ -252,6 +253,7 @@ class _Assumed(JsonObject, frozen=True):
 class _PhasePeak(JsonObject, frozen=True):
     step: int
     phase: Phase
+    stage: RunStage
     peak_allocated_bytes: int
     reserved_bytes: int
     buckets: Bytes
@@ -262,6 +264,7 @@ class _PhasePeak(JsonObject, frozen=True):
         return cls(
             step=peak.step,
             phase=peak.phase,
+            stage=peak.stage,
             peak_allocated_bytes=peak.peak_allocated_bytes,
             reserved_bytes=peak.reserved_bytes,
             buckets=peak.breakdown.as_json(),
@@ -272,31 +275,6 @@ class _Part(JsonObject, frozen=True):
     bucket: Bucket
     part: str
     bytes: int
-
-
-class _Held(JsonObject, frozen=True):
-    bucket: Bucket
-    module: str
-    operator: str
-    source: str
-    bytes: int
-    allocations: int
-    part: str | None
-    fused_with: tuple[str, ...]
-
-    @classmethod
-    def of(cls, held: Held) -> _Held:
-        """Return what a place holds at the peak."""
-        return cls(
-            bucket=held.bucket,
-            module=held.site.module,
-            operator=held.site.operator,
-            source=held.site.source,
-            bytes=held.size_bytes,
-            allocations=held.allocations,
-            part=held.site.part or None,
-            fused_with=held.site.fused,
-        )
 
 
 class _Cause(JsonObject, frozen=True, kw_only=True):
@@ -364,9 +342,10 @@ class TracedObject(JsonObject, frozen=True, kw_only=True):
     momentary_peak_bytes: int | UnsetType | None = UNSET
     momentary_reserved_bytes: int | UnsetType | None = UNSET
     phases: tuple[_PhasePeak, ...] | UnsetType = UNSET
+    stages: tuple[StagePeakObject, ...] | UnsetType = UNSET
     frozen_saving_bytes: int | UnsetType = UNSET
     parts: tuple[_Part, ...] | UnsetType = UNSET
-    composition: tuple[_Held, ...] | UnsetType = UNSET
+    composition: tuple[HeldObject, ...] | UnsetType = UNSET
     allocator: AllocatorObject | UnsetType | None = UNSET
     unavailable: str | UnsetType = UNSET
     with_headroom: _Roomy | UnsetType = UNSET
@@ -430,9 +409,10 @@ class TracedObject(JsonObject, frozen=True, kw_only=True):
             momentary_peak_bytes=momentary,
             momentary_reserved_bytes=momentary_reserved,
             phases=tuple(map(_PhasePeak.of, replay.phases)),
+            stages=tuple(StagePeakObject.of(traced, batch_size, one) for one in replay.stages),
             frozen_saving_bytes=traced.frozen_saving_bytes(batch_size),
             parts=tuple(_Part(bucket=bucket, part=part, bytes=size) for bucket, part, size in traced.parts(batch_size)),
-            composition=tuple(map(_Held.of, traced.held_at_peak(batch_size))),
+            composition=tuple(map(HeldObject.of, traced.held_at_peak(batch_size))),
             allocator=AllocatorObject.of(remedy(traced, batch_size)),
             unavailable=reason_of(traced.max_batch_size) or UNSET,
             with_headroom=with_headroom,

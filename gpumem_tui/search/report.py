@@ -23,6 +23,7 @@ from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.fragmentation import remedy
 from gpumem_tui.search.frameworks import line_for_any_batch
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
+from gpumem_tui.search.stages import deciding_words, stage_lines
 from gpumem_tui.search.verdict import Verdict, WithHeadroom
 from gpumem_tui.search.words import (
     cached_line,
@@ -209,7 +210,7 @@ def verdict_line(config: SearchConfig, traced: Traced, batch_size: int, what: st
         used_words(used, total_bytes),
         room_words(traced.free_range(batch_size)),
         _sizes_words(config.workload, traced),
-        rests_on(traced, config.workload.network),
+        (*rests_on(traced, config.workload.network), *deciding_words(traced, batch_size)),
     )
 
 
@@ -395,6 +396,7 @@ def _traced_lines(traced: Traced, batch_size: int) -> Iterator[str]:
     """Yield where the peak is and what holds it, and every note that can change the verdict."""
     replay = traced.at(batch_size)
     yield peak_line(traced, batch_size)
+    yield from stage_lines(traced, batch_size)
     yield from filter(None, (temporaries_line(traced.held_at_peak(batch_size)),))
     kept = cached_line(traced.done.ran_out, replay.peak_reserved_bytes)
     yield from filter(None, (kept, frozen_line(traced, batch_size), momentary_line(traced, batch_size)))

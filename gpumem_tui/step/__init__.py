@@ -40,6 +40,33 @@ class Phase(str, Enum):
     FORWARD_ONLY = "forward only"
 
 
+class RunStage(str, Enum):
+    """Part of a whole run: several steps, or work between them.
+
+    `WARM_UP` is the first step, which makes the optimizer's state. In a run that trains on what it generates, `ROLLOUT`
+    is the generating, and `REFERENCE` are all other calls without gradients: a reference model's, a reward model's,
+    those for the log-probabilities before an update. `WEIGHT_SYNC` copies trained weights to another model.
+    """
+
+    LOAD = "load"
+    RESUME = "resume"
+    WARM_UP = "warm-up"
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+    SAVE = "save"
+    GENERATE = "generate"
+    INFER = "inference"
+    ROLLOUT = "rollout"
+    REFERENCE = "reference"
+    WEIGHT_SYNC = "weight sync"
+
+
+def stage_of(step: int, phase: Phase) -> RunStage:
+    """Return the stage of a run that a phase of a step is in, as far as these show; steps count from 1."""
+    by_phase = {Phase.BUILD: RunStage.LOAD, Phase.EVALUATION: RunStage.EVALUATE, Phase.FORWARD_ONLY: RunStage.INFER}
+    return by_phase.get(phase, RunStage.TRAIN if step > 1 else RunStage.WARM_UP)
+
+
 @dataclass(frozen=True)
 class Site:
     """The place that an allocation comes from; empty where unknown.

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from gpumem_tui.memory import Bucket
-from gpumem_tui.step import Phase
+from gpumem_tui.step import Phase, RunStage
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class MemorySample:
 class Recorder(Protocol):
     """Records a run: its phases, the buckets of its tensors, the names of its modules."""
 
-    def mark(self, step: int, phase: Phase) -> None:
-        """State that the run is in `phase` of `step` from here on."""
+    def mark(self, step: int, phase: Phase, stage: RunStage | None = None) -> None:
+        """State that the run is in `phase` of `step` from here on, and in that stage if the phase does not show it."""
 
     def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor], part: str = "") -> None:
         """State which bucket these tensors are, and which part of it."""

@@ -46,6 +46,7 @@ from gpumem_tui.probe.wire import (
     PostMortem,
     Process,
     Record,
+    Stages,
     Stall,
     Trained,
     UncaughtError,
@@ -65,6 +66,7 @@ _NAMES: Mapping[type, str] = {
     UncaughtError: "error",
     Exit: "exit",
     Stall: "stall",
+    Stages: "stages",
 }
 """The attribute of `Files` that is the path of each kind."""
 
@@ -73,7 +75,7 @@ def read_document(kind: type[_T], files: Files, uid: int) -> _T | None:
     """Read one of the documents of a process of a user; None if missing (yet).
 
     Args:
-        kind: `Trained`, `LookAnswer`, `PostMortem`, `UncaughtError`, `Exit` or `Stall`.
+        kind: `Trained`, `LookAnswer`, `PostMortem`, `UncaughtError`, `Exit`, `Stall` or `Stages`.
 
     Raises:
         WireError: not a document that may be trusted; one line.
@@ -95,6 +97,8 @@ def read_document(kind: type[_T], files: Files, uid: int) -> _T | None:
         raise WireError(f"{path.name} is damaged: {printable(str(error))}") from error
     if isinstance(document, PostMortem):
         _total(document.buckets, path)
+    for stage in document.peaks if isinstance(document, Stages) else ():
+        _total(stage.buckets, path)
     for device in document.devices if isinstance(document, LookAnswer) else ():
         if _total(device.buckets, path) != device.peak_bytes:
             raise WireError(f"{path.name} is damaged: the buckets do not sum to the peak")

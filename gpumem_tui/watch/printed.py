@@ -137,6 +137,39 @@ def _title(device: _Looked) -> str:
     return f"{device.device}: {format_bytes(device.peak_bytes)} allocated at the peak"
 
 
+class StageObject(JsonObject, frozen=True):
+    """The most that a stage of the run has allocated; exact if both ends are equal.
+
+    Attributes:
+        buckets: parameters, gradients and optimizer state then.
+        highest: whether this is the stage with the most.
+    """
+
+    stage: str
+    step: int
+    least_bytes: int
+    most_bytes: int
+    buckets: dict[str, int]
+    highest: bool
+
+    @classmethod
+    def all_of(cls, process: ProbedProcess, device: int) -> tuple[StageObject, ...]:
+        """Return the stages of a process on a device."""
+        own = process.stages_on(device)
+        top = max(own, key=lambda one: one.least_bytes, default=None)
+        return tuple(
+            cls(
+                stage=one.stage,
+                step=one.step,
+                least_bytes=one.least_bytes,
+                most_bytes=one.most_bytes,
+                buckets=one.buckets,
+                highest=one is top,
+            )
+            for one in own
+        )
+
+
 class GrowthLine(JsonObject, frozen=True, tag_field="event", tag="growth"):
     """A process whose memory after each step has begun to rise steadily."""
 

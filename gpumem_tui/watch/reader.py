@@ -23,6 +23,8 @@ from gpumem_tui.probe.wire import (
     Exit,
     PostMortem,
     Record,
+    StagePeak,
+    Stages,
     Stall,
     UncaughtError,
     slot_offset,
@@ -53,6 +55,8 @@ _LONGEST_TICKS = 20
 """Digits of a start in clock ticks: /proc/PID/stat has 64 bits (proc(5))."""
 _MOST_NAMES, _MOST_RINGS, _MOST_OF_ANOTHER = 4096, 256, 64
 """Limits for one user: names in a folder, rings. Nobody takes the place of others by making more."""
+_MOST_STAGES = 128
+"""Peaks of stages of one process, on all of its devices."""
 _HELD_SHARE, _HELD_SHARE_OF_A_USER = 1 / 4, 1 / 8
 """Share of our descriptors for processes that are followed, and for those of one user."""
 
@@ -70,6 +74,8 @@ class _Ring:
     host: hosts.Host | None = None
     witness: Witness | None = None
     end: End | None = None
+    stages: tuple[StagePeak, ...] = ()
+    stages_ns: int = 0
 
 
 def most_rings(uid: int) -> int:
@@ -243,6 +249,7 @@ class Watcher:
             rarer=_rarer(header, samples) if state is ProcessState.RUNNING else "",
             is_silent=is_silent,
             stall=stall,
+            stages=_stages(ring),
         )
 
     def _age_s(self, monotonic_ns: int | None) -> Reading[float]:
@@ -406,6 +413,19 @@ def _is_silent(samples: tuple[ProbeSample, ...], heard_s: Reading[float]) -> boo
         return False
     step_s = samples[0].record.step_s
     return heard_s > max(_SILENT_AFTER_S, _SILENT_STEPS * (0.0 if math.isnan(step_s) else step_s))
+
+
+def _stages(ring: _Ring) -> tuple[StagePeak, ...]:
+    """Return the peak of each stage of the run, as its probe published them last."""
+    try:
+        written_ns = os.stat(ring.files.stages).st_mtime_ns
+        if written_ns != ring.stages_ns:
+            ring.stages_ns = written_ns
+            document = read_document(Stages, ring.files, ring.uid)
+            ring.stages = () if document is None else document.peaks[:_MOST_STAGES]
+    except (OSError, WireError):  # older probes write none
+        return ()
+    return ring.stages
 
 
 def _stall(ring: _Ring, heard_ns: int) -> Stall | None:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from gpumem_tui.memory import Bucket, Unknown, Value
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.probe.files import Files
-from gpumem_tui.probe.wire import CPU, KeptPlace, Process, Record, Stall
+from gpumem_tui.probe.wire import CPU, KeptPlace, Process, Record, StagePeak, Stall
 from gpumem_tui.system import user_name
 from gpumem_tui.text import shortened
 
@@ -22,6 +22,8 @@ NO_LIMIT = Unknown("the process has set itself no limit")
 NOT_SEEN = Unknown("not seen from outside the step")
 PEAK_CAME_EARLIER = Unknown("the peak came before all of this was there")
 
+TRAINING_STAGES = ("warm-up", "train")
+"""Stages that every run has that trains."""
 _CLOCK_S = 60.0
 """Clocks of containers and machines differ by less."""
 _HELD = (Bucket.PARAMETERS, Bucket.GRADIENTS, Bucket.OPTIMIZER, Bucket.BATCH_DATA)
@@ -209,6 +211,7 @@ class ProbedProcess:
         is_counted: `steps` are all that it made, as its interpreter exited; else some may have followed.
         heard_s: seconds since the last step seen ended.
         is_silent: no step has finished for longer than steps take; `stall`: where it is then, if its probe reports.
+        stages: the peak of each stage of its run on each device, in the order in which they came.
         rarer: why samples are further apart than usual; empty if they are not.
     """
 
@@ -227,6 +230,11 @@ class ProbedProcess:
     rarer: str = ""
     is_silent: bool = False
     stall: Stall | None = None
+    stages: tuple[StagePeak, ...] = ()
+
+    def stages_on(self, device: int) -> list[StagePeak]:
+        """Return the stages of its run on a device."""
+        return [one for one in self.stages if one.device == device]
 
     @property
     def key(self) -> tuple[int, int]:

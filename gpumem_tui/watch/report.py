@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Literal
 
+import msgspec
+
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, Value, format_bytes
 from gpumem_tui.monitor.probes import ProbeReport
 from gpumem_tui.probe.wire import LookAnswer, LookedDevice
@@ -16,7 +18,7 @@ from gpumem_tui.report.tables import ago, largest_first
 from gpumem_tui.text import printable
 from gpumem_tui.watch.folders import clean
 from gpumem_tui.watch.growth import Growth, growth_line, growth_of
-from gpumem_tui.watch.printed import EndedLine, GrowthLine, totals
+from gpumem_tui.watch.printed import EndedLine, GrowthLine, StageObject, totals
 from gpumem_tui.watch.published import Placed, Published
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProbedProcess, ProbeSample, device_name, kept_place, last_first
@@ -235,7 +237,10 @@ def probe_json(process: ProbedProcess, sample: ProbeSample) -> dict[str, object]
     body.put("entry", process.process.entry)
     body.put("state", process.state.value)
     body.put("problem", process.problem or None)
-    return body.done() if process.stall is None else body.done(stopped_at=stopped_at_json(process))
+    more: dict[str, object] = {} if process.stall is None else {"stopped_at": stopped_at_json(process)}
+    if stages := StageObject.all_of(process, sample.record.device):
+        more["stages"] = [msgspec.to_builtins(one) for one in stages]
+    return body.done(**more)
 
 
 def _by_key(values: Mapping[Bucket, Value]) -> dict[str, Value]:

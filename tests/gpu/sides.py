@@ -17,7 +17,7 @@ from gpumem_tui.memory import Bucket
 from gpumem_tui.run.cuda_recorder import CudaRecorder, HistoryIncomplete, MemoryRecorder
 from gpumem_tui.simulator.allocator.profile import profile_for
 from gpumem_tui.simulator.allocator.timeline import Timeline
-from gpumem_tui.step import Phase
+from gpumem_tui.step import Phase, RunStage
 from gpumem_tui.workload.errors import located
 from tests.gpu.forks import Write
 from tests.gpu.history import History, HistoryError, pack, pack_timeline
@@ -46,7 +46,7 @@ class _Meter:
     phases: list[PhasePeaks] = field(default_factory=list)
     _phase: tuple[int, Phase] | None = None
 
-    def mark(self, step: int, phase: Phase) -> None:
+    def mark(self, step: int, phase: Phase, stage: RunStage | None = None) -> None:
         self.close()
         self._phase = (step, phase)
         self.recorder.mark(step, phase)

@@ -17,7 +17,8 @@ from gpumem_tui.probe.trackers import METRICS, PREFIX
 from tests.probe.watched import Run, run
 
 ROOT = Path(__file__).parents[2]
-NAMES = {PREFIX + name for name in METRICS}
+STAGES = {"gpumem/peak_gib/warm-up"}
+NAMES = {PREFIX + name for name in METRICS if "STAGE" not in name} | STAGES
 GIB = 1 << 30
 
 TRAIN = """

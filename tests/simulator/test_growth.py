@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpumem_tui.memory import MIB, Bucket
-from gpumem_tui.simulator.allocator.timeline import KeptBySteps, Timeline, TimelineRecorder, growth, kept_from
+from gpumem_tui.simulator.allocator.growing import KeptBySteps, growth, kept_from
+from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder
 from gpumem_tui.step import Phase, Site
 
 LOSS = Site("aten.add", "head", "train.py:9")

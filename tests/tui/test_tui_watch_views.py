@@ -11,7 +11,7 @@ from msgspec import structs
 from rich.cells import cell_len
 
 from gpumem_tui.memory import GIB, MIB, Bucket, Unknown, format_bytes
-from gpumem_tui.probe.wire import KeptPlace
+from gpumem_tui.probe.wire import KeptPlace, StagePeak
 from gpumem_tui.tui.kit.chart import Band, area_rows, stacked
 from gpumem_tui.tui.kit.figures import age_text, seconds
 from gpumem_tui.tui.monitor.entries import Entry, charted, count, entries, entry_of
@@ -25,6 +25,7 @@ from gpumem_tui.tui.process.probed import ended_rows, post_mortem_rows, probed_r
 from gpumem_tui.watch.growth import Growth
 from gpumem_tui.watch.published import Job, Published, WatchedProcess, job_of
 from gpumem_tui.watch.records import ProbeSample, ProcessState, RefusedFile
+from gpumem_tui.watch.report import probe_json
 from tests.scenes import monitor as scene
 from tests.scenes import watch as watch_scene
 from tests.watch.rings import RECORD
@@ -523,6 +524,27 @@ def test_the_post_mortem_of_one_that_kept_something_begins_with_that() -> None:
     assert said.splitlines()[2] == "memory grew 1.00 GiB a step, made at train.py:11 and never released: fix that first"
     assert "Changes that would only have delayed it" in said
     assert "kept by the last 10 steps" in said
+
+
+def test_the_details_have_a_bar_for_each_stage_of_the_run() -> None:
+    _, said = watch_scene.training()
+    watched = said.processes[0]
+    peaks = (
+        StagePeak(0, "train", 7, 4 * GIB, 8 * GIB, {}),
+        StagePeak(0, "evaluate", 8, 8 * GIB, 8 * GIB, {}),
+        StagePeak(1, "save", 8, 9 * GIB, 9 * GIB, {}),
+    )
+    trains = replace(watched, process=replace(watched.process, stages=peaks[:1]))
+    assert "peak of each stage" not in text(probed_rows(trains, watched.placed[0].sample))
+    evaluates = replace(watched, process=replace(watched.process, stages=peaks))
+    rows = text(probed_rows(evaluates, watched.placed[0].sample)).splitlines()
+    (train,) = (row for row in rows if row.startswith("   train "))
+    (evaluate,) = (row for row in rows if row.startswith("   evaluate "))
+    assert train == f"   train       {'█' * 14}{'░' * 14} 4.00 GiB or more, at most 8.00 GiB"
+    assert evaluate == f"   evaluate    {'█' * 28} 8.00 GiB  highest"
+    assert not any("save" in row for row in rows)  # of another GPU
+    (line,) = (one for one in probe_json(evaluates.process, watched.placed[0].sample)["stages"] if one["highest"])  # type: ignore[attr-defined]
+    assert (line["stage"], line["least_bytes"], line["most_bytes"]) == ("evaluate", 8 * GIB, 8 * GIB)
 
 
 def test_the_details_of_one_that_grows_say_so() -> None:

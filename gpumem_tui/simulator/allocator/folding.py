@@ -130,7 +130,7 @@ def _cuts(timeline: Timeline, rounds: Sequence[Round], *, is_exact: bool) -> Ite
             timeline.buckets[first:last],
             timeline.sites[first:last],
             timeline.streams[first:last],
-            [(mark.event - start, mark.step, mark.phase) for mark in marks],
+            [(mark.event - start, mark.step, mark.phase, mark.stage) for mark in marks],
             [(n - first, rule_of[n]) for n in rules[bisect_left(rules, first + 1) : bisect_left(rules, last + 1)]],
             number if any(start <= event < end for event in timeline.emptied) else None,
         )

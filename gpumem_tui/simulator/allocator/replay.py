@@ -6,7 +6,7 @@ every a and c; a third, at another size, checks them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise, repeat
@@ -20,7 +20,7 @@ from gpumem_tui.simulator.allocator.rules import Computed
 from gpumem_tui.simulator.allocator.rules import sizes as sizes_by_rule
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import BucketPeak, Mark, Timeline
-from gpumem_tui.step import Phase, Site
+from gpumem_tui.step import Phase, RunStage, Site, stage_of
 
 UNLIMITED_BYTES = 1 << 70
 
@@ -62,13 +62,19 @@ def _in_blocks(size_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class PhasePeak:
-    """The highest allocated bytes within one phase of one step, and the reserved bytes at its end."""
+    """The highest allocated bytes within one phase of one step, and the reserved bytes at its end.
+
+    Attributes:
+        event: after which these bytes are allocated.
+    """
 
     step: int
     phase: Phase
+    stage: RunStage
     peak_allocated_bytes: int
     reserved_bytes: int
     breakdown: Breakdown
+    event: int = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -112,13 +118,40 @@ class Replay:
     @cached_property
     def phases(self) -> tuple[PhasePeak, ...]:
         """Every phase of every step, in order; those that were left out, too, as they are like what stays."""
-        at = self.timeline.breakdowns_after({event: peak for _, peak, event, _ in self._spans})
-        found = [
-            PhasePeak(mark.step, mark.phase, peak, reserved, at[event]) for mark, peak, event, reserved in self._spans
-        ]
+        found = self._peaks_of(zip(self._stages, self._spans, strict=True))
         for first, behind, times in reversed(self.timeline.folds):
             found[behind:behind] = found[first:behind] * times
         return tuple(found)
+
+    @cached_property
+    def stages(self) -> tuple[PhasePeak, ...]:
+        """The highest phase of each stage of the run, in the order in which the stages come."""
+        highest: dict[RunStage, tuple[Mark, int, int, int]] = {}
+        for stage, span in zip(self._stages, self._spans, strict=True):
+            if span[1] > highest.get(stage, (None, -1))[1]:
+                highest[stage] = span
+        return tuple(self._peaks_of(highest.items()))
+
+    def _peaks_of(self, spans: Iterable[tuple[RunStage, tuple[Mark, int, int, int]]]) -> list[PhasePeak]:
+        known = list(spans)
+        at = self.timeline.breakdowns_after({event: peak for _, (_, peak, event, _) in known})
+        return [
+            PhasePeak(mark.step, mark.phase, stage, peak, reserved, at[event], event)
+            for stage, (mark, peak, event, reserved) in known
+        ]
+
+    @cached_property
+    def _stages(self) -> list[RunStage]:
+        """By phase: the stage of the run; a run that trains on what it generates has rollouts and references."""
+        marks = [mark for mark, _, _, _ in self._spans]
+        found = [mark.stage or stage_of(mark.step, mark.phase) for mark in marks]
+        generating = {mark.step for mark in marks if mark.stage is RunStage.GENERATE}
+        trains = any(mark.phase is Phase.BACKWARD for mark in marks)
+        names: dict[RunStage, RunStage] = {} if RunStage.TRAIN in found else {RunStage.WARM_UP: RunStage.TRAIN}
+        if trains and generating and (len(generating) > 1 or RunStage.REFERENCE in found):
+            names |= {RunStage.GENERATE: RunStage.ROLLOUT, RunStage.EVALUATE: RunStage.REFERENCE}
+        return [stage if mark.stage is RunStage.EVALUATE else names.get(stage, stage)
+                for stage, mark in zip(found, marks, strict=True)]  # fmt: skip
 
     @property
     def peak_moment(self) -> tuple[Mark, Site] | None:

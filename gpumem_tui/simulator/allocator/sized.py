@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from gpumem_tui.causes import Cause, CauseKind, Note
 from gpumem_tui.memory import Bucket
-from gpumem_tui.simulator.allocator.timeline import Timeline, growth
+from gpumem_tui.simulator.allocator.growing import growth
+from gpumem_tui.simulator.allocator.timeline import Timeline
 from gpumem_tui.step import CASTS, REDUCE_BUCKETS, UPCASTS, Phase
 
 _MADE_IN_EVALUATION = Bucket.ACTIVATIONS, Bucket.TEMPORARY, Bucket.OTHER

@@ -5,17 +5,16 @@ Recorded on the simulated GPU and on a real one alike, replayed by `replay`. Sta
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
-from gpumem_tui.memory import ALLOCATED_BUCKETS, MIB, Breakdown, Bucket
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket
 from gpumem_tui.simulator.allocator.caching import MIN_BLOCK_BYTES
 from gpumem_tui.simulator.allocator.rules import Computed, Level, size_bytes_of
-from gpumem_tui.step import Phase, Site
-from gpumem_tui.step.buckets import STEADY_BUCKETS, untagged_bucket
+from gpumem_tui.step import Phase, RunStage, Site
+from gpumem_tui.step.buckets import untagged_bucket
 
 _NEVER = -2
 """Stand-in for the mark of a release that did not come; -1 is the time before the first mark."""
@@ -35,11 +34,16 @@ def rounded(size_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """`phase` of step `step` begins before event number `event`. Steps count from 1; building is step 0."""
+    """`phase` of step `step` begins before event number `event`. Steps count from 1; building is step 0.
+
+    Attributes:
+        stage: of the run, where that is more than the phase shows; it may begin or end while the phase continues.
+    """
 
     event: int
     step: int
     phase: Phase
+    stage: RunStage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,9 +400,9 @@ class TimelineRecorder:
         """Record that cached segments are given back here."""
         self._emptied.append(len(self._events))
 
-    def mark(self, step: int, phase: Phase) -> None:
-        """State that the run is in `phase` of `step` from here on."""
-        self._marks.append(Mark(len(self._events), step, phase))
+    def mark(self, step: int, phase: Phase, stage: RunStage | None = None) -> None:
+        """State that the run is in `phase` of `step` from here on, and in that stage of the whole."""
+        self._marks.append(Mark(len(self._events), step, phase, stage))
 
     def tag(self, number: int, bucket: Bucket, part: str = "") -> None:
         """Say what an allocation is, and which part of that. Later calls for the same one change nothing."""
@@ -449,13 +453,15 @@ class TimelineRecorder:
         built, all that it held are parameters.
         """
         events = tuple(self._events[: self._end] if failed else self._events)
-        released_in = self._marks_at_release(events)
+        begun_at = _phases_begun(self._marks)
+        released_in = [begun_at[mark] for mark in self._marks_at_release(events)]
         step_of = [*(mark.step for mark in self._marks), 0]
         only_built = all(mark.phase is Phase.BUILD for mark in self._marks)
-        last_batch = max((index for index, mark in enumerate(self._marks) if mark.phase is Phase.BATCH), default=-1)
+        last_batch = max((begun_at[at] for at, mark in enumerate(self._marks) if mark.phase is Phase.BATCH), default=-1)
         buckets = []
         by_rule: dict[tuple[int, int, bool, bool], Bucket] = {}
-        for number, (born_in, recomputed) in enumerate(zip(self._born_in, self._recomputed, strict=True), 1):
+        for number, (made_in, recomputed) in enumerate(zip(self._born_in, self._recomputed, strict=True), 1):
+            born_in = begun_at[made_in]
             released = released_in[number]
             case = born_in, released, recomputed, number in self._from_host
             if number in self._tags:
@@ -526,74 +532,11 @@ class TimelineRecorder:
         return found
 
 
-# Memory that grows from step to step, as where something keeps each step's graph
-
-_STEADY = {ALLOCATED_BUCKETS.index(bucket) for bucket in STEADY_BUCKETS}
-
-_LEAST_BYTES = MIB
-"""A step's: less is a list of losses, of which a thousand steps make no difference."""
-
-
-@dataclass(frozen=True)
-class KeptBySteps:
-    """Memory that every step of a run keeps after its releases: bytes a step, and the place that makes most of it."""
-
-    size_bytes: int
-    site: Site
-
-    @property
-    def place(self) -> str:
-        """Return the place in words."""
-        return " in ".join(filter(None, (self.site.source, self.site.module))) or "an unknown place"
-
-
-def growth(timeline: Timeline) -> KeptBySteps | None:
-    """Return how memory grows from step to step, and where that is made; None where it does not.
-
-    A step keeps what it makes beyond what it releases, of itself and of others. The first one is not looked at: it
-    makes what stays. Each of the others must keep as much at that place, which a buffer that is made once does
-    not, nor a batch that is loaded in the step before, and must keep more allocations there, not larger ones, as where
-    each batch is larger than the last.
-    """
-    kept = _kept(timeline)
-    if len(kept) < 2:
-        return None
-    by_site = {
-        site: grown
-        for site in kept[0][0]
-        if (grown := min(sizes[site] for sizes, _ in kept)) > 0 and min(counts[site] for _, counts in kept) > 0
-    }
-    grows_bytes = sum(by_site.values())
-    if grows_bytes < _LEAST_BYTES:
-        return None
-    largest = timeline.site_table[max(by_site, key=lambda site: by_site[site])] if timeline.site_table else Site()
-    return KeptBySteps(grows_bytes, largest)
-
-
-def kept_from(timeline: Timeline, site: Site) -> list[int]:
-    """Return the allocations that a place has made in a step, the last one excepted, and that live at the end."""
-    begins = [next((mark.event for mark in timeline.marks if mark.step == step), 0) for step in (2, timeline.steps)]
-    released = {-number for number in timeline.events if number < 0}
-    made = (number for number in timeline.events[begins[0] : begins[1]] if number > 0 and number not in released)
-    return [number for number in made if timeline.site_table[timeline.sites[number - 1]] == site]
-
-
-def _kept(timeline: Timeline) -> list[tuple[Counter[int], Counter[int]]]:
-    """Return by step from the second on how many bytes and allocations more are live at its end, by number of site."""
-    begins: dict[int, int] = {}
-    for mark in timeline.marks:
-        begins.setdefault(mark.step, mark.event)
-    later = [event for step, event in sorted(begins.items()) if step > 1]
-    found = []
-    for start, end in pairwise([*later, len(timeline.events)]):
-        sizes: Counter[int] = Counter()
-        counts: Counter[int] = Counter()
-        for number in timeline.events[start:end]:
-            index = abs(number) - 1
-            if timeline.buckets[index] not in _STEADY:
-                size_bytes = rounded(timeline.sizes[index])
-                site = timeline.sites[index] if timeline.sites else -1
-                sizes[site] += size_bytes if number > 0 else -size_bytes
-                counts[site] += 1 if number > 0 else -1
-        found.append((sizes, counts))
+def _phases_begun(marks: Sequence[Mark]) -> dict[int, int]:
+    """Return by number of a mark that of the one with which its phase began, before stages divided it."""
+    found = {-1: -1, _NEVER: _NEVER}
+    for index, mark in enumerate(marks):
+        before = marks[max(0, index - 1)]
+        continues = index > 0 and (before.step, before.phase) == (mark.step, mark.phase)
+        found[index] = found[index - 1] if continues and (before.stage or mark.stage) else index
     return found

@@ -42,7 +42,7 @@ from gpumem_tui.simulator.device.streams import (
     Streams,
 )
 from gpumem_tui.simulator.torch_internals import Replacements
-from gpumem_tui.step import Phase
+from gpumem_tui.step import Phase, RunStage
 from gpumem_tui.step.phases import in_backward
 from gpumem_tui.step.sites import SiteFinder
 from gpumem_tui.step.walking import local
@@ -112,10 +112,10 @@ class SimulatedGpu:
         self.casts = autocast.Casts(self, self.memory)
         self.mode = DeviceMode(self, self.memory, assumed_rows or AssumedRows())
 
-    def mark(self, step: int, phase: Phase) -> None:
-        """State that the run is in `phase` of `step` from here on."""
+    def mark(self, step: int, phase: Phase, stage: RunStage | None = None) -> None:
+        """State that the run is in `phase` of `step` from here on, and in that stage of the whole."""
         self.phases_begun += 1
-        self.recorder.mark(step, phase)
+        self.recorder.mark(step, phase, stage)
 
     def communicate(self, args: Iterable[Any]) -> None:
         """Take NCCL's buffers for the group of ranks that is among a collective's arguments, as NCCL does once."""

@@ -17,6 +17,7 @@ from gpumem_tui.watch.ends import memory_phrase
 from gpumem_tui.watch.expected import FIXED, Expected
 from gpumem_tui.watch.postmortem import Case, fragmentation_lines, growth_lines, ledger_rows, request_lines, total_title
 from gpumem_tui.watch.published import WatchedProcess, total_bytes
+from gpumem_tui.watch.records import TRAINING_STAGES
 
 if TYPE_CHECKING:
     from gpumem_tui.watch.records import ProbeSample
@@ -26,6 +27,7 @@ TITLE_WIDTH = 13
 _NAME_WIDTH = 18
 _SIZE_WIDTH = 13
 _WRAP_WIDTH = 76
+_STAGE_WIDTH, _STAGE_NAME = 28, 11
 _ENTRIES = {
     "run": "started by gpumem-tui run",
     "attach": "attached while it ran",
@@ -58,7 +60,31 @@ def sample_rows(watched: WatchedProcess, sample: ProbeSample) -> list[Row]:
     step_s = sample.step_s
     pace = step_s.reason if isinstance(step_s, Unknown) else f"{seconds(step_s)} each"
     step = fact("step", f"{sample.record.step:,}, {pace}")
-    return [step, fact("allocator", "; ".join(_allocator(sample))), [], *_table(watched, sample)]
+    stages = list(_stage_rows(watched, sample))
+    return [step, fact("allocator", "; ".join(_allocator(sample))), [], *_table(watched, sample), *stages]
+
+
+def _stage_rows(watched: WatchedProcess, sample: ProbeSample) -> Iterator[Row]:
+    """Yield a bar for the peak of each stage of the run, if it does more than train; what is not certain is light."""
+    stages = watched.process.stages_on(sample.record.device)
+    if {one.stage for one in stages} <= set(TRAINING_STAGES):
+        return
+    most_bytes = max(one.most_bytes for one in stages) or 1
+    top = max(stages, key=lambda one: one.least_bytes)
+    yield []
+    yield [("   peak of each stage of the run", f"bold {MUTED}")]
+    for one in stages:
+        cells, known = (round(_STAGE_WIDTH * size / most_bytes) for size in (one.most_bytes, one.least_bytes))
+        size = format_bytes(one.least_bytes)
+        if one.least_bytes < one.most_bytes:
+            size += f" or more, at most {format_bytes(one.most_bytes)}"
+        yield [
+            (f"   {printable(one.stage)[:_STAGE_NAME]:<{_STAGE_NAME}} ", ""),
+            ("█" * known, "$primary"),
+            ("░" * (cells - known), MUTED),
+            (f" {size}", "bold"),
+            ("  highest" if one is top else "", "$warning"),
+        ]
 
 
 def fact(title: str, said: str, style: str = "") -> Row:
