@@ -61,7 +61,7 @@ class TestForms:
 
     @pytest.mark.parametrize("protocol", [2, 4])
     def test_parts_that_events_have_in_common(self, tmp_path: Path, protocol: int) -> None:
-        """The id of a pool, new or the same for each, and a stack that a request and its release share."""
+        """Events share a pool's id or have one each, and a request shares its stack with its release."""
         one_pool, frames, events = (0, 3), [*files.FORWARD], []
         for number in range(2500):
             pool = one_pool if number % 2 else (number % 5, 1 << number % 12)
