@@ -1,4 +1,4 @@
-"""How soon the Monitor opens and closes compared with nvitop, in one run, in turn: seconds, CPU seconds, ratios.
+"""The Monitor beside nvitop in one run, in turn: how soon it opens, answers a key and closes, what it takes, ratios.
 
 `pytest -m bench -s -n 0 tests/bench/test_beside_nvitop.py`; GPUMEM_TUI_PEERS: where nvitop is, or it is installed
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from gpumem_tui.memory import MIB
 from tests.bench.test_monitor_cost import (
     Watched,
     busy_machine,
@@ -43,6 +44,12 @@ class Bare(App):
 Bare().run()
 """
 """The least that a program made with Textual takes."""
+
+_WARM_UP_S, _STAYED_S = 8.0, 30.0
+_KEYS = 15
+_KEY_LIMIT_S = 2.0
+_QUIET_S = 0.15
+"""A key is pressed when nothing was written for so long: what comes next is the answer."""
 
 Row = dict[str, float]
 
@@ -72,6 +79,33 @@ def _opened(command: list[str], machine: FakeMachine, pids: list[int]) -> Row:
     return row
 
 
+def _stayed(command: list[str], machine: FakeMachine, key: str) -> Row:
+    """Leave a program open, then press a key again and again."""
+    watched = Watched(command, environment_of(machine))
+    try:
+        watched.drain(_WARM_UP_S, parse=True)
+        cpu_s, began_s = processor_s(watched.process.pid), time.perf_counter()
+        watched.drain(_STAYED_S, parse=False)
+        minutes = (time.perf_counter() - began_s) / 60
+        row = {
+            "cpu a minute": (processor_s(watched.process.pid) - cpu_s) / minutes,
+            "MiB": watched.process.memory_info().rss / MIB,
+        }
+        return {**row, "key": statistics.median(_answer_s(watched, key) for _ in range(_KEYS))}
+    finally:
+        watched.close()
+
+
+def _answer_s(watched: Watched, key: str) -> float:
+    """Seconds from a key to the first byte of what it changes."""
+    while watched.next(_QUIET_S):
+        pass
+    pressed_s = time.perf_counter()
+    watched.press(key)
+    watched.next(_KEY_LIMIT_S)
+    return time.perf_counter() - pressed_s
+
+
 def _ran(command: list[str], machine: FakeMachine) -> Row:
     """Run a program to its end."""
     began_s = time.perf_counter()
@@ -97,7 +131,7 @@ def _print(title: str, rows: dict[str, Row]) -> None:
     columns = list(dict.fromkeys(key for row in rows.values() for key in row))
     print(f"\n{title:<28}" + "".join(f"{column:>13}" for column in columns))
     for name, row in rows.items():
-        print(f"{name:<28}" + "".join(f"{row[key]:>11.3f} s" if key in row else f"{'–':>13}" for key in columns))
+        print(f"{name:<28}" + "".join(f"{row[key]:>13.3f}" if key in row else f"{'–':>13}" for key in columns))
     if _THEIRS in rows:
         for name, row in rows.items():
             if name.startswith(_OURS):
@@ -122,12 +156,22 @@ def test_opening_and_leaving(fake_machine: FakeMachine, peers: Path | None) -> N
     _print("opening and leaving", rows)
 
 
+def test_staying_open(fake_machine: FakeMachine, peers: Path | None) -> None:
+    commands = {_OURS: ([sys.executable, "-m", "gpumem_tui"], "r")}
+    commands |= {name: (line, ".") for name, line in _nvitop(peers).items()}  # each key sorts in another order
+    with busy_machine(fake_machine):
+        rows = {name: _stayed(line, fake_machine, key) for name, (line, key) in commands.items()}
+    assert rows[_OURS]["key"] < _KEY_LIMIT_S, "no answer"
+    _print("staying open", rows)
+
+
 def test_one_reading(fake_machine: FakeMachine, peers: Path | None) -> None:
     ours = [sys.executable, "-m", "gpumem_tui", "monitor", "--once"]
     commands = {
         f"{_OURS} --once": ours,
         f"{_OURS} --once --json": [*ours, "--json"],
         f"{_OURS} --version": [sys.executable, "-m", "gpumem_tui", "--version"],
+        f"{_OURS} --help": [sys.executable, "-m", "gpumem_tui", "--help"],
         **_nvitop(peers, "-1"),
         "python -c pass": [sys.executable, "-c", "pass"],
     }
