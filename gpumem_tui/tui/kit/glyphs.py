@@ -46,8 +46,8 @@ BAR_ORDER = (*ALLOCATED_BUCKETS, Bucket.CACHE, Bucket.CONTEXT, Bucket.DRIVER_RES
 _THEMES = json.loads(Path(__file__).with_name("themes.json").read_bytes())  # in an eighth of the time that TOML takes
 PALETTE: dict[str, str] = _THEMES.pop("palette")
 LIGHT_PALETTE: dict[str, str] = _THEMES.pop("palette-light")
-"""Colours of memory and of load where a theme has none, as Textual's own, on dark and on light backgrounds. Those of
-buckets are Okabe and Ito's set (2008), which colour-blind readers can tell apart."""
+"""Colours of memory and of load where a theme has none, as Textual's own, on dark and on light backgrounds. Buckets
+have Okabe and Ito's set (2008), which colour-blind readers can tell apart."""
 THEMES = tuple(Theme(name=name, **colours) for name, colours in _THEMES.items())
 """The program's own: quiet backgrounds on which numbers, marks and verdicts stand out."""
 THEME = THEMES[0]
