@@ -1,4 +1,4 @@
-"""The Monitor beside nvitop in one run, in turn: how soon it opens, answers a key and closes, what it takes, ratios.
+"""The Monitor and nvitop in one run, in turn: how soon it opens, answers a key and closes, what it takes, ratios.
 
 `pytest -m bench -s -n 0 tests/bench/test_beside_nvitop.py`; GPUMEM_TUI_PEERS: where nvitop is, or it is installed
 """
