@@ -141,3 +141,8 @@ def test_the_pane_lists_the_setting_first_with_the_line_to_export() -> None:
     details = pane.details(ALLOCATOR)
     assert details is not None
     assert ("export PYTORCH_ALLOC_CONF=expandable_segments:True", "") in details[1][0]
+    keys = [line.key for line in pane.rows(80, ALLOCATOR) if line.key]
+    assert len(keys) == len(set(keys)), "one row is chosen at a time"
+    best = pane.details(keys[0])
+    assert best is not None
+    assert best[2].startswith("PYTORCH_ALLOC_CONF=expandable_segments:True python ")

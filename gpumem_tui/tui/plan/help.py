@@ -265,7 +265,7 @@ class CommandHelp:
         elif best is None:
             lines = [heading("Cheapest combination that fits"), *paragraph(change_words(plan, self.answer), width, "")]
         else:
-            lines = [heading("Cheapest combination that fits"), *_set_rows(plan, best, _key_of(plan, best), width)]
+            lines = [heading("Cheapest combination that fits"), *_set_rows(plan, best, COMBINATION, width)]
         others = [(number, one) for number, one in enumerate(plan.together) if one is not best]
         if others:
             lines += [row(), row(("  run together", f"bold {MUTED}"))]
@@ -275,6 +275,8 @@ class CommandHelp:
 
     def details(self, key: str) -> tuple[str, list[Row], str] | None:
         """Return title, lines and what to copy of all there is to say of a row; None for one that is not there."""
+        if key == COMBINATION:
+            return None if self.plan.fitting is None else _set_details(self.plan, self.plan.fitting)
         if key.startswith(_SET):
             return _set_details(self.plan, self.plan.together[int(key.removeprefix(_SET))])
         for none in self.techniques.not_applicable:
@@ -298,10 +300,6 @@ class CommandHelp:
             ("known by", f"{found.by}: {ran if found.by == 'traced' else own}"),
         ]
         return found.change.name, _paired(pairs), ""
-
-
-def _key_of(plan: CommandPlan, one: Combination) -> str:
-    return one.changes[0].key if plan.is_alone(one) else f"{_SET}{plan.together.index(one)}"
 
 
 def _set_rows(plan: CommandPlan, one: Combination, key: str, width: int) -> list[ListRow]:
