@@ -13,6 +13,7 @@ from gpumem_tui.snapshots.fragmentation import FailedRequest, out_of_memory
 from gpumem_tui.snapshots.model import EventHistory, MemorySnapshot, Segment, SnapshotBlock
 from gpumem_tui.snapshots.pickles import Progress
 from gpumem_tui.snapshots.states import BlockState, Places, Rules, first_state, frame_text, last_state
+from gpumem_tui.step import RunStage
 
 _POINTS = 600
 """Points of the timeline: as many as a wide screen has columns, times a few."""
@@ -20,6 +21,7 @@ _MOST_OOMS = 20
 _MOST_MARKS = 400
 _MOST_FRAMES = 60
 _REPORT_EVENTS = 50_000
+_TRAINS = RunStage.TRAIN.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class Analysis:
         categories_from: whether the file names categories, or stacks tell them.
         segments: when the snapshot was taken, the largest first.
         marks: annotations, each at the number of the event that follows.
+        stages: of the run, by the functions on the stacks: the most that was allocated as one allocated, and the event;
+            empty where they name none but training.
         is_recorded: whether there are events; else the peak is what was held as the file was written.
         missing: what the file lacks and how to record it, a sentence each.
     """
@@ -88,6 +92,7 @@ class Analysis:
     segments: tuple[Segment, ...]
     ooms: tuple[FailedRequest, ...]
     marks: tuple[tuple[int, str], ...]
+    stages: tuple[tuple[str, int, int], ...]
     is_recorded: bool
     missing: tuple[str, ...]
 
@@ -154,6 +159,7 @@ def analyse(snapshot: MemorySnapshot, device: int, progress: Progress = lambda _
         segments=tuple(sorted(segments, key=lambda segment: (-segment.size_bytes, segment.address))),
         ooms=tuple(course.ooms),
         marks=tuple(_marks(snapshot, device)),
+        stages=tuple((name, *peak) for name, peak in course.stages.items()) if {*course.stages} - {_TRAINS} else (),
         is_recorded=history.is_recorded,
         missing=tuple(_missing(snapshot, device)),
     )
@@ -200,6 +206,7 @@ class _Course:
         self.peak_event = -1
         self.peak_bytes, self.peak_reserved_bytes = state.allocated_bytes, state.reserved_bytes
         self.ooms: list[FailedRequest] = []
+        self.stages: dict[str, tuple[int, int]] = {}
         self._points: list[Point] = [self._point()]
 
     def run(self) -> None:
@@ -214,6 +221,10 @@ class _Course:
             if allocated > self.peak_bytes:
                 self.peak_bytes, self.peak_event = allocated, event
             self.peak_reserved_bytes = max(self.peak_reserved_bytes, state.reserved_bytes)
+            if history.actions[event] == model.ALLOC:
+                stage = self._places.stage(history.stacks[event])
+                if allocated > self.stages.get(stage, (-1, 0))[0]:
+                    self.stages[stage] = allocated, event
             if event * _POINTS // total != filled:
                 filled = event * _POINTS // total
                 self._points.append(self._point())

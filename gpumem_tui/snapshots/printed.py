@@ -56,6 +56,12 @@ class _Mark(JsonObject, frozen=True):
     name: str
 
 
+class _Stage(JsonObject, frozen=True):
+    stage: str
+    peak_allocated_bytes: int
+    event: int
+
+
 class _Segment(JsonObject, frozen=True):
     address: int
     bytes: int
@@ -104,6 +110,7 @@ class _Device(JsonObject, frozen=True):
     categories_from: str
     timeline: tuple[tuple[int, int, int, tuple[int, ...]], ...]
     marks: tuple[_Mark, ...]
+    stages: tuple[_Stage, ...]
     missing: tuple[str, ...]
     segments: _Segments
     out_of_memory: tuple[FailedRequest, ...]
@@ -133,6 +140,7 @@ class _Device(JsonObject, frozen=True):
                 for point in found.timeline
             ),
             marks=tuple(_Mark(event=event, name=name) for event, name in found.marks),
+            stages=tuple(_Stage(stage=name, peak_allocated_bytes=size, event=at) for name, size, at in found.stages),
             missing=found.missing,
             segments=_Segments(
                 stranded_bytes=found.stranded_bytes,

@@ -19,7 +19,7 @@ _MOST_SHOWN_FRAMES = 12
 _MOST_SEGMENTS = 16
 _MAP_CELLS = 40
 _PLOT_WIDTH, _PLOT_HEIGHT = 72, 8
-_SIZE_WIDTH = 11
+_SIZE_WIDTH, _BAR = 11, 24
 
 
 def snapshot_lines(snapshot: MemorySnapshot, analyses: Sequence[Analysis]) -> Iterator[str]:
@@ -123,6 +123,7 @@ def _device_lines(analysis: Analysis) -> Iterator[str]:
     if analysis.is_recorded:
         yield "\nallocated over the events"
         yield from _plot(analysis)
+    yield from _stage_lines(analysis)
     for oom in analysis.ooms[-1:]:
         yield f"\nout of memory at event {oom.event:,}, {oom.line}"
         yield from (f"  {line}" for line in oom.explanation)
@@ -157,6 +158,17 @@ def _plot(analysis: Analysis) -> Iterator[str]:
         label = format_bytes(top) if row == _PLOT_HEIGHT else ""
         yield f"{label:>{_SIZE_WIDTH}} |{''.join('#' if height >= row else ' ' for height in heights)}".rstrip()
     yield f"{'0 B':>{_SIZE_WIDTH}} +{'-' * _PLOT_WIDTH}"
+
+
+def _stage_lines(analysis: Analysis) -> Iterator[str]:
+    """Yield a bar for the peak of each stage of the run, where stacks show several."""
+    if not analysis.stages:
+        return
+    top = max(size for _, size, _ in analysis.stages) or 1
+    yield "\nthe peak of each stage of the run (by functions on the stacks)"
+    for name, size, event in analysis.stages:
+        highest = ", the highest" if size == top else ""
+        yield _sized(size, f"{name:<11} {'#' * max(1, size * _BAR // top):<{_BAR}} at event {event:,}{highest}")
 
 
 def _part_lines(title: str, parts: Sequence[Part]) -> Iterator[str]:

@@ -30,6 +30,8 @@ from gpumem_tui.snapshots.model import (
     Segment,
     SnapshotBlock,
 )
+from gpumem_tui.step import RunStage
+from gpumem_tui.step.stages import stage_by_names
 
 _NO_LIMIT = 1 << 62
 
@@ -302,6 +304,7 @@ class Places:
         self._stacks = snapshot.stacks
         self._lines: dict[int, str] = {}
         self._categories: dict[int, str] = {}
+        self._stages: dict[int, str] = {NO_STACK: RunStage.TRAIN.value}
         self._are_events_placed = any(any(history.stacks) for history in snapshot.histories)
         self._before = _BEFORE_RECORDING if any(history.is_recorded for history in snapshot.histories) else NOT_RECORDED
         self.are_categories_named = any(
@@ -339,6 +342,13 @@ class Places:
         frames = self._stacks[stack]
         first = next((index for index, frame in enumerate(frames) if not _PLUMBING.match(frame.function)), 0)
         return frames[first:]
+
+    def stage(self, stack: int) -> str:
+        """Return the stage of the run that functions on a stack are named for; a training's where none is."""
+        if stack not in self._stages:
+            named = stage_by_names(frame.function for frame in self._stacks[stack])
+            self._stages[stack] = (named or RunStage.TRAIN).value
+        return self._stages[stack]
 
     def category(self, held: SnapshotBlock) -> str:
         """Return a block's category, as the file names it, else as its stack suggests."""

@@ -49,6 +49,21 @@ def test_the_peak_is_what_was_held_then(tmp_path: Path) -> None:
     assert analysis.duration_s == 0.5
 
 
+def test_the_peak_of_each_stage_of_the_run(tmp_path: Path) -> None:
+    """By the functions that programs and libraries have by these names; a file of training alone has none."""
+    body = files.training()
+    _, plain = opened(tmp_path, body)
+    assert plain.stages == ()
+    frames = [{"filename": "/home/ada/train.py", "line": 9, "name": "evaluate"}]
+    body["device_traces"][0][1]["frames"] = [*body["device_traces"][0][1].get("frames", ()), *frames]
+    snapshot, analysis = opened(tmp_path, body)
+    peaks = {name: (size // MIB, event) for name, size, event in analysis.stages}
+    assert peaks["evaluate"] == (100, 1)
+    assert peaks["train"][0] < 100
+    (line,) = (one for one in snapshot_lines(snapshot, [analysis]) if "evaluate  " in one)
+    assert line.endswith(f"{'#' * 24} at event 1, the highest")
+
+
 def test_the_timeline_begins_before_the_first_event_and_sums(tmp_path: Path) -> None:
     _, analysis = opened(tmp_path, files.training())
     assert [point.allocated_bytes // MIB for point in analysis.timeline] == [40, 70, 100, 70, 70, 70, 78, 48, 48]
