@@ -142,4 +142,5 @@ def _not_in(job: str, files: Iterable[Path], asked: SlurmJob | Unknown, use: Job
     others = (
         f"jobs there: {', '.join(sorted(use.others)[:5])}" if use.others else "no process of any Slurm job is there"
     )
-    return f"no process of job {job} on a GPU is in {names} ({others}); `gpumem-tui monitor --replay` plays a recording"
+    said = f"no process of job {job} on a GPU is in {names} ({others})"
+    return f"{said}; `gpumem-tui monitor --replay FILE` plays a recording"
