@@ -7,11 +7,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 
 from gpumem_tui.cli.report import report
 from gpumem_tui.errors import OptionError
