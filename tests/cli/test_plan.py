@@ -272,7 +272,7 @@ def test_speed_and_cost_in_json(program: Program) -> None:
 
 
 def test_json_has_the_same_numbers_as_predict(program: Program) -> None:
-    arguments = (*SMALL, "--batch-size", "4", "--target-batch", "64", "--json")
+    arguments = ("--model", "mlp", "--hidden", "64", "--batch-size", "4", "--target-batch", "64", "--json")
     planned, predicted = program("plan", *arguments), program("predict", *arguments)
     assert (planned.code, predicted.code) == (0, 0)
     ours, theirs = json.loads(planned.out), json.loads(predicted.out)
