@@ -112,7 +112,7 @@ def test_one_clear_line(program: Program, arguments: list[str], said: str) -> No
     ("text", "said"),
     [
         (_NO_FUNCTIONS, "make_batch"),
-        (_RAISES, "no data here"),
+        pytest.param(_RAISES, "no data here", marks=pytest.mark.slow),
         ("def build(:\n", "step.py:1"),
     ],
 )
@@ -230,6 +230,7 @@ def test_without_torch_a_model_that_has_no_formula_says_both(
     assert done.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_torch_that_came_out_later_is_said(program: Program, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import torch\ntorch.__version__ = '2.99.1'\n")
     python = tmp_path / "python"

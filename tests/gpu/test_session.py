@@ -200,6 +200,7 @@ def called(folder: Path, *arguments: str, python: str = "") -> subprocess.Comple
     return subprocess.run(words, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=600)
 
 
+@pytest.mark.slow
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     ended = called(tmp_path, python=WarmPython.path())
     assert (ended.returncode, ended.stdout) == (4, "")

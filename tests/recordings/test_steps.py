@@ -34,7 +34,8 @@ _LONG = (
     "gpt2-tiny-b8-bf16-adafactor", "vit-b-16-b8-fp32-sgd-momentum", "resnet-50-b16-fp32-adamw-recompute-full",
     "gpt2-tiny-b8-amp-bf16-adamw-recompute-full", "gpt2-tiny-b8-amp-fp16-adamw-attention-math",
     "gpt2-tiny-b8-amp-bf16-adamw", "gpt2-tiny-b8-fp32-adamw-recompute-full",
-    "gpt2-tiny-b8-amp-bf16-adamw-attention-efficient",
+    "gpt2-tiny-b8-amp-bf16-adamw-attention-efficient", "bert-base-512-b4-fp32-adamw", "gpt2-4-layers-b4-amp-bf16-adamw",
+    "llama-tiny-b16-bf16-adamw-recompute-selective", "llama-tiny-b4-fp32-adamw-attention-math",
 )  # fmt: skip
 """Those that take more than 2.5 s and whose network, precision and attention a shorter one has too."""
 _MOST_OF_ONE = 3

@@ -140,7 +140,7 @@ def _generate(loop: Loop, *, answers: bool, scores_are_kept: bool) -> Result:
         return Result(length, peaks, gpu.allocator.stats.allocated_bytes, Model.runs)
 
 
-LOOPS = [_without_cache, _with_object, _handed_on, _until_the_end]
+LOOPS = [pytest.param(_without_cache, marks=pytest.mark.slow), _with_object, _handed_on, _until_the_end]
 
 
 @pytest.mark.parametrize(
