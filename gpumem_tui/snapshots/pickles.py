@@ -191,7 +191,7 @@ def _number_of_pair(pair: tuple[object, ...]) -> int:
     if len(pair) != 2:
         return 0
     one, other = pair
-    if isinstance(one, int) and isinstance(other, int) and 0 <= one < _SMALL and 0 <= other < _SMALL:
+    if type(one) is type(other) is int and 0 <= one < _SMALL and 0 <= other < _SMALL:
         return -2 - one * _SMALL - other
     return 0
 

@@ -37,7 +37,7 @@ _LONG = (
     "gpt2-tiny-b8-amp-bf16-adamw-attention-efficient", "bert-base-512-b4-fp32-adamw", "gpt2-4-layers-b4-amp-bf16-adamw",
     "llama-tiny-b16-bf16-adamw-recompute-selective", "llama-tiny-b4-fp32-adamw-attention-math",
 )  # fmt: skip
-"""Those that take more than 2.5 s and whose network, precision and attention a shorter one has too."""
+"""Each takes more than 2.5 s, and a shorter one has its network, precision and attention too."""
 _MOST_OF_ONE = 3
 """Recorded allocations for each that such an operator is traced with: it may copy, take a workspace, and sum."""
 

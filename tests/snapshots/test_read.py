@@ -165,7 +165,8 @@ def test_plain_values_are_read_as_python_reads_them(protocol: int, data: st.Data
     dumps = data.draw(st.sampled_from([pickle.dumps, pickle._dumps]))  # type: ignore[attr-defined]  # in C, in Python
     written = dumps(data.draw(plain_values(bytes_too=protocol > 2)), protocol=protocol)
     read = pickles.SnapshotUnpickler(written, Stacks(), lambda _: None).load()
-    assert repr(read) == repr(pickle.loads(written))
+    same = repr(read) == repr(pickle.loads(written))
+    assert same, "what differs in texts so long takes pytest minutes to find"
 
 
 class TestVersions:
