@@ -19,6 +19,10 @@ from gpumem_tui.text import shortened
 _MOST_NAMED = 3
 _WORTH_NAMING = 0.05
 """A line is named in the answer from this share of all that grew on."""
+_SAME_TIME_US = 1000
+"""The times of an event in two snapshots of a process differ by less: torch measures its clock anew for each
+(c10/util/ApproximateClock.cpp, `makeConverter`)."""
+_A_FEW = 64
 _PLACE = re.compile(r"(.*):(\d+)( .*)?")
 _TORCH = re.compile(r"(.*-packages/torch)/")
 
@@ -50,7 +54,7 @@ class Comparison:
 
     Attributes:
         before, after: the device in each file, taken apart.
-        is_one_run: the last event of the first file is also in the second.
+        is_one_run: the last events of the first file are also in the second.
         at_peak: whether the peaks are compared; else what was held when each file was written.
         by_category, by_line: the largest changes first.
         notes: what of the two cannot be compared, or differs besides memory; a sentence each.
@@ -148,11 +152,22 @@ def _compared(
 
 
 def _continues(before: EventHistory, after: EventHistory) -> bool:
-    """Return whether the last event of one is an event of the other too: its time, address and size."""
+    """Return whether the other has the last event too, at the same time, and the same events before it."""
     if not len(before) or not before.times_us[-1]:
         return False
-    last = (before.times_us[-1], before.addresses[-1], before.sizes[-1])
-    return any(event == last for event in zip(after.times_us, after.addresses, after.sizes, strict=True))
+    last, time_us = (before.addresses[-1], before.sizes[-1]), before.times_us[-1]
+    events = enumerate(zip(after.addresses, after.sizes, after.times_us, strict=True), 1)
+    ends = (end for end, (*found, at) in events if abs(at - time_us) <= _SAME_TIME_US and tuple(found) == last)
+    return any(_ends_alike(before, after, end, _A_FEW) and _ends_alike(before, after, end, end) for end in ends)
+
+
+def _ends_alike(before: EventHistory, after: EventHistory, end: int, most: int) -> bool:
+    """Return whether the last events of one are those of the other up to an end, as many as both have or `most`."""
+    count = min(most, end, len(before))
+    columns = (
+        (before.actions, after.actions), (before.addresses, after.addresses), (before.sizes, after.sizes)
+    )  # fmt: skip
+    return all(one[len(one) - count :] == other[end - count : end] for one, other in columns)
 
 
 def _grown(before: Iterable[Part], after: Iterable[Part]) -> list[MemoryChange]:

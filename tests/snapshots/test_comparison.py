@@ -58,6 +58,23 @@ def test_a_leak_of_one_run_is_what_was_held_when_written(tmp_path: Path) -> None
     assert (line.before_blocks, line.after_blocks) == (3, 7)
 
 
+def test_clocks_of_one_process_differ_a_little_in_two_files(tmp_path: Path) -> None:
+    later = _leak(7)
+    for one in later["device_traces"][0]:
+        one["time_us"] += 2
+    (found,) = compared(tmp_path, _leak(3), later)
+    assert found.is_one_run
+
+
+def test_two_simulated_runs_that_end_alike_are_two(tmp_path: Path) -> None:
+    """A simulated run counts its events for time, and ends at the addresses of any other of the same script."""
+    before, after = _leak(3), _leak(7)
+    after["device_traces"][0][1]["size"] = 5 * MIB
+    (found,) = compared(tmp_path, before, after)
+    assert (found.is_one_run, found.moment) == (False, "at the peak")
+    assert not answer_words(found).startswith("No change")
+
+
 def test_freed_memory_is_shown_next_to_what_grew(tmp_path: Path) -> None:
     (found,) = compared(tmp_path, _leak(1), _leak(3))
     assert [(line.name, line.bytes_more) for line in found.by_line] == [
