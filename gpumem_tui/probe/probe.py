@@ -290,8 +290,8 @@ class Probe:
                 self._stages.at_boundary()
             ring.append(records)
             stages = self._publish_stages(ring)
-            if phase:  # as the program ends, its trackers may have ended
-                trackers.write(records, stages)
+            if phase and trackers.write(records, stages):  # as the program ends, its trackers may have ended
+                started, computed = time.monotonic(), time.thread_time()  # no part of it: connections, imports, threads
             self._watchdog.follow()
             self._failures = 0
         except OSError:

@@ -77,7 +77,7 @@ class Meter(Protocol):
 Tracker = Union[ScalarWriter, WandbRun, Mlflow, Meter, Write]  # noqa: UP007  Python 3.9
 ACCEPTED = "a SummaryWriter, a wandb run, the module mlflow, an OpenTelemetry meter or a function (step, values)"
 
-_writes: list[Write] = []
+_writes: list[_Guarded] = []
 
 
 def add(tracker: Tracker) -> None:
@@ -94,13 +94,15 @@ def forget() -> None:
     _writes.clear()
 
 
-def write(records: Iterable[wire.Record], stages: Iterable[wire.StagePeak] = ()) -> None:
-    """Hand a sample and the stages' peaks to each tracker. Never raises."""
+def write(records: Iterable[wire.Record], stages: Iterable[wire.StagePeak] = ()) -> bool:
+    """Hand a sample and the stages' peaks to each tracker, and return whether one was set up by it. Never raises."""
+    new = [one for one in _writes if not one.has_begun]
     if _writes:
         sample = list(records)
         values = values_of(sample, stages)
         for one in _writes:
             one(sample[0].step if sample else 0, values)
+    return bool(new)
 
 
 def values_of(records: Iterable[wire.Record], stages: Iterable[wire.StagePeak] = ()) -> dict[str, float]:
@@ -146,9 +148,10 @@ class _Guarded:
     """A tracker of which no failure reaches the program; the first one is a warning."""
 
     def __init__(self, write: Write) -> None:
-        self._write, self._has_failed = write, False
+        self._write, self._has_failed, self.has_begun = write, False, False
 
     def __call__(self, step: int, values: Values) -> None:
+        self.has_begun = True
         try:
             self._write(step, dict(values))
         except Exception as error:  # noqa: BLE001  any error: the training continues

@@ -70,6 +70,29 @@ def test_a_function_gets_the_steps_of_the_gpu_and_no_failure_reaches_the_program
     assert failed == "gpumem-tui cannot log to a tracker: ZeroDivisionError: division by zero"
 
 
+def test_what_a_tracker_sets_up_at_its_first_values_makes_later_ones_no_rarer(tmp_path: Path) -> None:
+    """A connection, threads, imports: as wandb and mlflow, whose second values came half a minute later."""
+    program = TRAIN + """
+import time
+probe.SAMPLE_SHARE = 1 / 400
+seen = []
+
+def slow_at_first(step, values):
+    began = time.thread_time()
+    while not seen and time.thread_time() < began + 0.1:
+        pass
+    seen.append(step)
+
+gpumem_tui.attach(log=slow_at_first)
+ends = time.monotonic() + 10
+while len(seen) < 2 and time.monotonic() < ends:
+    parameter.sum().backward()
+    optimizer.step()
+print(len(seen))
+"""
+    assert _run(program, tmp_path).output.split() == ["2"]
+
+
 def test_host_memory_is_what_a_program_without_a_gpu_has(tmp_path: Path) -> None:
     program = TRAIN.replace("with cuda_played() as cuda:", "if True:").replace("        block =", "        #")
     program = (
