@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -77,7 +77,9 @@ def fit(allowed: tuple[str, ...], dry_run: bool, on_screen: bool, as_json: bool,
         return complain("--tui: there is no terminal to draw on; leave it out", EXIT_BAD_INPUT)
     if not trained_command():
         raise click.UsageError("no command to fit: write it as `-- python train.py --batch-size {batch}`")
-    config = _config(values)
+    flags = {"--dry-run": dry_run, "--json": as_json, "--tui": on_screen}
+    own = ["--allow", ",".join(allowed)] if allowed else []
+    config = _config(values, [*(flag for flag, is_on in flags.items() if is_on), *own])
     if config.device.simulated and not dry_run:
         return complain(
             f"{_nothing_trains(config)}: `{_typed(config, '--dry-run')}` prints the command", EXIT_BAD_INPUT
@@ -94,8 +96,11 @@ def fit(allowed: tuple[str, ...], dry_run: bool, on_screen: bool, as_json: bool,
     return _train(found, config, on_screen=on_screen)
 
 
-def _config(values: dict[str, Any]) -> SearchConfig:
+def _config(values: dict[str, Any], own: Sequence[str]) -> SearchConfig:
     """Return what is to fit.
+
+    Args:
+        own: options of this verb alone, as they were typed.
 
     Raises:
         OptionError: the options are wrong, or the command has no ``{batch}``.
@@ -105,7 +110,7 @@ def _config(values: dict[str, Any]) -> SearchConfig:
     _, config = configured(values)
     typed = typed_words(asked(values), set(_TAKEN) - {"share"})
     roomy = ("--headroom", repr(config.headroom)) if config.headroom else ()
-    config = replace(config, typed=(*typed, *roomy))
+    config = replace(config, typed=(*typed, *roomy, *own))
     check_searchable(config, "fit")
     return config
 
@@ -116,9 +121,13 @@ def _nothing_trains(config: SearchConfig) -> str:
 
 
 def _typed(config: SearchConfig, *options: str) -> str:
-    """Return the line that was typed, with further options."""
+    """Return the line that was typed, with an option more, or with another value of one."""
+    typed = list(config.typed)
+    if options[0] in typed:
+        place = typed.index(options[0])
+        del typed[place : place + len(options)]
     gpu = () if "--gpu" in config.typed or not config.device.simulated else ("--gpu", "sim:rtx-4090")
-    return shlex.join(["gpumem-tui", "fit", *options, *gpu, *config.typed, "--", *trained_command()])
+    return shlex.join(["gpumem-tui", "fit", *options, *gpu, *typed, "--", *trained_command()])
 
 
 def _fitted(config: SearchConfig, allowed: tuple[str, ...]) -> Fitted | int:

@@ -304,10 +304,16 @@ def test_what_cannot_be_fitted_is_refused_in_one_line(project: Project) -> None:
     project.write("train.py", SCRIPT)
     words = ("--", project.python, "train.py", "--bs")
     typed, t4 = shlex.join([*words, "{batch}"]), ("--gpu", "sim:t4-16gb")
+    own = ("--allow", "lora")
     for given, said in (
         ((*t4, *words, "{batch}"), f"`gpumem-tui fit --dry-run --gpu sim:t4-16gb {typed}` prints the command"),
         ((*words, "{batch}"), f"`gpumem-tui fit --dry-run --gpu sim:rtx-4090 {typed}` prints the command"),
+        ((*t4, *own, *words, "{batch}"), f"`gpumem-tui fit --dry-run --gpu sim:t4-16gb --allow lora {typed}` prints"),
         ((*t4, *words, "8"), f"`gpumem-tui fit --gpu sim:t4-16gb {shlex.join(words)} {{batch}}`"),
+        (
+            ("--dry-run", *t4, *own, *words, "8"),
+            f"`gpumem-tui fit --gpu sim:t4-16gb --dry-run --allow lora {shlex.join(words)} {{batch}}`",
+        ),
         (("--json", *words, "{batch}"), "add --dry-run"),
         (("--allow", "more-ram", *words, "{batch}"), "'more-ram' is none of checkpointing, adamw-8bit"),
         ((), "write it as `-- python train.py --batch-size {batch}`"),
