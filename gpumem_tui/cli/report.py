@@ -129,16 +129,21 @@ def _read(path: Path, use: JobUse) -> None:
 
 def _no_recording(job: str, asked: SlurmJob | Unknown) -> str:
     if isinstance(asked, Unknown):
-        return f"--slurm: {asked.reason}, and there is no file gpus-{job}-* here; `sacct` lists your jobs"
+        return f"--slurm: {asked.reason}; there is no recording gpus-{job}-* here either{_listed(asked)}"
     return (
         f"job {job} was not recorded: no file gpus-{job}-* here; name it, or next time put `{_RECORD}` into its script"
     )
 
 
+def _listed(asked: Unknown) -> str:
+    """Say how to find one's jobs, unless the reason is that Slurm's commands are missing."""
+    return "" if "in PATH" in asked.reason else "; `sacct` lists your jobs"
+
+
 def _not_in(job: str, files: Iterable[Path], asked: SlurmJob | Unknown, use: JobUse) -> str:
     names = ", ".join(map(str, files))
     if isinstance(asked, Unknown):
-        return f"--slurm: {asked.reason}, and no process of job {job} is in {names}; `sacct` lists your jobs"
+        return f"--slurm: {asked.reason}; no process of job {job} is in {names} either{_listed(asked)}"
     others = (
         f"jobs there: {', '.join(sorted(use.others)[:5])}" if use.others else "no process of any Slurm job is there"
     )

@@ -157,11 +157,11 @@ class RecordingFile:
             if first is not None and first.lines:
                 header = parsed(first.lines[0])
         except OSError as error:
-            raise RecordingError(f"--replay: {path} cannot be read: {error.strerror}; check the path") from error
+            raise RecordingError(f"{path} cannot be read: {error.strerror}; check the path") from error
         except (zlib.error, LineError, RecordingEnds):
             pass  # said below
         if first is None or not isinstance(header, dict) or HEADER_KEY not in header:
-            raise RecordingError(f"--replay: {path} is no recording; `gpumem-tui monitor --record FILE` makes one")
+            raise RecordingError(f"{path} is no recording; `gpumem-tui monitor --record FILE` makes one")
         self.header: Mapping[str, Json] = header
         self._begins = first.end
 

@@ -174,7 +174,10 @@ def _refused(*words: str) -> str:
 
 def test_refusals_are_one_line_with_what_to_type(tmp_path: Path, slurm: Callable[..., None]) -> None:
     assert "`gpumem-tui report --slurm JOB`" in _refused()
-    assert "no `sacct` in PATH" in _refused("--slurm", "974804")
+    assert _refused("--slurm", "974804") == (
+        "--slurm: there is no `sacct` in PATH; run it where Slurm's commands are; there is no recording gpus-974804-* "
+        "here either"
+    )
     slurm()
     unknown = _refused("--slurm", "999999")
     assert "`sacct` has no job 999999" in unknown
