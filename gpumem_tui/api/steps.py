@@ -26,6 +26,7 @@ from gpumem_tui.search.headless import predicted
 from gpumem_tui.search.prediction import Prediction
 from gpumem_tui.search.printed import PredictObject
 from gpumem_tui.search.report import verdict_line
+from gpumem_tui.search.stages import HeldObject
 from gpumem_tui.workload.spec import split_file
 
 if TYPE_CHECKING:
@@ -175,6 +176,7 @@ class StepMemory:
         peak: the most bytes of the whole device, as expected: what the allocator reserves, and the CUDA context.
         peak_allocated_bytes, peak_reserved_bytes: as `torch.cuda` counts them. device_used_bytes: as `peak`.
         buckets: bytes at the peak of the allocated memory, by key. ledger: all rows of the device then.
+        composition: what is held at that peak, the largest first, each with its line.
         prediction: everything, as `gpumem-tui predict --json` prints it.
     """
 
@@ -184,20 +186,23 @@ class StepMemory:
     device_used_bytes: int
     buckets: dict[str, int]
     ledger: LedgerRows
+    composition: tuple[HeldObject, ...]
     prediction: PredictObject
 
     def __init__(self) -> None:
-        self._why = "it has not ended"
+        self._why, self._next = "it has not ended", "read `{name}` after the `with` block"
 
     def __getattr__(self, name: str) -> object:
         """Say why a figure is not there."""
         if name.startswith("_"):
             raise AttributeError(name)
-        raise RunError(f"what the block took is not known, as {self._why}; read `{name}` after the `with` block")
+        raise RunError(f"what the block took is not known, as {self._why}; {self._next.format(name=name)}")
 
     def failed(self, error: BaseException) -> None:
         """Note that an error has ended the block."""
-        self._why = f"it ended with {named(error)}"
+        name = named(error)
+        lacks = "`gpumem_tui.predict(step)` gives what a step lacks"
+        self._why, self._next = f"it ended with {name}", lacks if name == "OutOfMemoryError" else "mend that first"
 
     def end(self, found: PredictObject) -> None:
         """Take in what it took."""
@@ -207,6 +212,7 @@ class StepMemory:
         self.peak_reserved_bytes = traced.peak_reserved_bytes or 0
         self.peak = self.device_used_bytes = traced.device_used_bytes or 0
         self.ledger = LedgerRows(found.answer, traced.ledger or {})
+        self.composition = traced.composition or ()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, StepMemory) and self.__dict__ == other.__dict__

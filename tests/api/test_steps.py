@@ -60,6 +60,10 @@ def test_a_block_has_its_peak_and_a_ledger_that_sums_to_the_card() -> None:
     assert sum(gpu.ledger.values()) == gpu.prediction.device.total_bytes
     assert gpu.ledger["context"] == gpu.peak - gpu.peak_reserved_bytes
     assert "optimizer state" in str(gpu.ledger)
+    largest = gpu.composition[0]
+    place: str = largest.source
+    assert "test_steps.py:" in place
+    assert largest.bytes == max(one.bytes for one in gpu.composition)
     printed = json.loads(encoded(gpu.prediction))
     assert msgspec.convert(printed, PredictObject) == gpu.prediction
     assert printed["workload"]["model"] == "block"
@@ -115,7 +119,7 @@ def test_an_error_in_a_block_leaves_cuda_as_it_was() -> None:
     before = {name: getattr(torch.cuda, name) for name in dir(torch.cuda)}
     with pytest.raises(torch.OutOfMemoryError), gpumem_tui.simulated("t4-16gb") as gpu:
         far_too_large()
-    with pytest.raises(RunError, match="it ended with OutOfMemoryError"):
+    with pytest.raises(RunError, match=r"it ended with OutOfMemoryError; `gpumem_tui.predict\(step\)`"):
         _ = gpu.ledger
     with pytest.raises(ZeroDivisionError), gpumem_tui.simulated("t4-16gb"):
         _ = 1 / 0
