@@ -72,7 +72,9 @@ def test_a_function_gets_the_steps_of_the_gpu_and_no_failure_reaches_the_program
 
 def test_what_a_tracker_sets_up_at_its_first_values_makes_later_ones_no_rarer(tmp_path: Path) -> None:
     """A connection, threads, imports: as wandb and mlflow, whose second values came half a minute later."""
-    program = TRAIN + """
+    program = (
+        TRAIN
+        + """
 import time
 probe.SAMPLE_SHARE = 1 / 400
 seen = []
@@ -90,6 +92,7 @@ while len(seen) < 2 and time.monotonic() < ends:
     optimizer.step()
 print(len(seen))
 """
+    )
     assert _run(program, tmp_path).output.split() == ["2"]
 
 
