@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from gpumem_tui.catalog.loader import gpus as catalog_gpus
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM, usable_bytes
 from gpumem_tui.memory import GIB, Unknown, format_bytes
+from gpumem_tui.monitor import vendors
 from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, Memory, Snapshot
 from gpumem_tui.remote.slurm import SlurmJob
 from gpumem_tui.report.objects import SCHEMA, JsonObject
@@ -196,11 +197,11 @@ def _above_now(said: Mapping[str, object]) -> int | None:
 
 def smaller_gpus(fullest: JobGpu) -> tuple[str, ...]:
     """Return the smallest GPUs of the catalog, of the same vendor, with room for a peak and the usual headroom."""
-    is_amd = fullest.vendor == "AMD"
+    brand = vendors.of_brand(fullest.vendor).brand
     fitting = [
         gpu
         for gpu in catalog_gpus().values()
-        if gpu.arch.startswith("gfx") == is_amd
+        if gpu.title.startswith(f"{brand} ")
         and not gpu.unified
         and gpu.total_bytes < _SMALLER * fullest.total_bytes
         and usable_bytes(gpu.total_bytes, DEFAULT_HEADROOM) >= fullest.peak_bytes

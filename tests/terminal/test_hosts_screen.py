@@ -26,9 +26,9 @@ def test_hosts_of_a_list_one_of_them_refused(fake_machine: FakeMachine, tmp_path
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     typed = ("--host", "n[1-2]", "--remote-command", "gpumem-tui")
     with terminal(*typed, columns=80, lines=24, env=environment) as screen:
-        screen.wait_for("2 hosts · 1 live · 1 away", "76.2/160.0", "host key is not known: `ssh n2`", "its Monitor")
+        screen.wait_for("2 hosts · 1 live · 1 away", "75.0/160.0", "host key is not known: `ssh n2`", "its Monitor")
         screen.press("x")
-        screen.wait_for("GPU 0", "GPU 1", "70.6/80.0")
+        screen.wait_for("GPU 0", "GPU 1", "70.0/80.0")
         screen.press("\r")
         screen.wait_for("esc hosts", "5.00/80.00 GiB", "driver 550")
         screen.press("\x1b")

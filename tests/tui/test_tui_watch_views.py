@@ -534,9 +534,9 @@ def test_the_details_have_a_bar_for_each_stage_of_the_run() -> None:
         StagePeak(0, "evaluate", 8, 8 * GIB, 8 * GIB, {}),
         StagePeak(1, "save", 8, 9 * GIB, 9 * GIB, {}),
     )
-    trains = replace(watched, process=replace(watched.process, stages=peaks[:1]))
+    trains = structs.replace(watched, process=replace(watched.process, stages=peaks[:1]))
     assert "peak of each stage" not in text(probed_rows(trains, watched.placed[0].sample))
-    evaluates = replace(watched, process=replace(watched.process, stages=peaks))
+    evaluates = structs.replace(watched, process=replace(watched.process, stages=peaks))
     rows = text(probed_rows(evaluates, watched.placed[0].sample)).splitlines()
     (train,) = (row for row in rows if row.startswith("   train "))
     (evaluate,) = (row for row in rows if row.startswith("   evaluate "))
