@@ -22,7 +22,7 @@ from gpumem_tui.run.control import Control, SideBySide, Unusable
 from gpumem_tui.run.events import PROPOSE, TrialDone
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.fragmentation import EXPANDABLE, AllocatorRemedy, larger_batch
-from gpumem_tui.search.frameworks import dialect_of
+from gpumem_tui.search.passes import TRACED_PASSES, stated
 from gpumem_tui.search.predicting import Predicted, WhileTracing, predicting
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.runner import TrialFinished, TrialProgress, run_trial, search
@@ -35,9 +35,6 @@ _WORTH_EXACT = 0.75
 """A batch that meets the target exactly is taken down to this share of the largest: a third more passes at most."""
 MOST_TRIALS = 4
 """So many batches are tried on a real GPU, each smaller than the one before, which was out of memory."""
-_TRACED_PASSES = 2
-"""Passes with which the largest batch is traced, where there may be several: a third holds what the second does. The
-trial, or on a simulated GPU one more trace, has as many as the command."""
 _STEP_BACK = 0.05
 """The share of the GPU that the next batch leaves free, once more for each that was out of memory."""
 _MOST_SETS = 7
@@ -278,7 +275,7 @@ class _Fitter:
         self._config, self._allowed, self._control = config, allowed, control
         self._ranks = config.workload.recipe.pass_micro_batches
         self._accumulates = command.takes_accumulation
-        self._traced_passes = self._said(_TRACED_PASSES if self._accumulates and config.target_batch else 1)
+        self._traced_passes = stated(config, TRACED_PASSES if self._accumulates and config.target_batch else 1)
         self._not_made: list[NotMade] = []
         self._free_bytes = int(config.headroom * config.room.total_bytes)
 
@@ -422,7 +419,7 @@ class _Fitter:
         for attempt in range(1, MOST_TRIALS + 1):
             size, passes = choose(safe, config.target_batch, self._ranks, best.sizes, accumulates=self._accumulates)
             found = Fitted(
-                replace(config, passes=self._said(passes)), size, passes, best.safe, best.changes, best.remedy,
+                replace(config, passes=stated(config, passes)), size, passes, best.safe, best.changes, best.remedy,
                 best.traced, not_made=tuple(self._not_made),
             )  # fmt: skip
             found, why = yield from self._traced(found) if found.is_traced_only else self._tried(found, best)
@@ -476,12 +473,6 @@ class _Fitter:
             return found, f"was out of memory on {config.where} ({shortfall(ran)})"
         is_safe = not config.device.simulated or ran.peak_reserved_bytes <= best.certain_bytes - self._free_bytes
         return found, "" if is_safe else f"may not fit on {config.where}"
-
-    def _said(self, passes: int) -> int:
-        """Return the passes as the command's line states them: of all ranks, where its framework divides them."""
-        command = self._config.workload.command
-        assert command is not None
-        return passes * self._ranks if dialect_of(command).shares_passes else passes
 
     def _smaller(self, best: _Sized, failed: int, attempt: int) -> int:
         """Return the largest batch that leaves more free than one that did not fit; 0 for none."""

@@ -142,3 +142,16 @@ class SearchConfig(SearchTerms):
         """Return the device and the cap on it, in words."""
         limit = f" limited to {format_bytes(self.limit_bytes)}" if self.limit_bytes is not None else ""
         return f"{'simulated ' if self.device.simulated else ''}{self.device.gpu.title}{limit}"
+
+    def others_answer(self, kind: str) -> bool:
+        """Return whether others answer where there is no trace: a model's formula, or trials on a real GPU.
+
+        A torch too old to simulate a GPU trains on a real one anyway.
+
+        Args:
+            kind: of the failure.
+        """
+        if self.workload.command is not None:
+            return False
+        may_train, has_formula = not self.device.simulated, self.workload.shape is not None
+        return {"trace": True, "torch": may_train, "workload": may_train or has_formula}.get(kind, False)

@@ -14,6 +14,7 @@ from gpumem_tui.run.children import ChildDied
 from gpumem_tui.run.control import Control, SideBySide, Unusable
 from gpumem_tui.run.events import PROPOSE, Failed, Output, RanOut, Ready, Sample, TraceDone, TraceRequest
 from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.passes import joined, with_even_passes
 from gpumem_tui.search.prediction import Prediction, Traced
 from gpumem_tui.search.strategy import Sizes
 from gpumem_tui.simulator.allocator.assumptions import Assumption, End, Kind
@@ -105,10 +106,23 @@ def predicting(
     config: SearchConfig, control: Control, batch_size: int | None = None, not_affine: str = ""
 ) -> Iterator[Predicted | WhileTracing]:
     """Trace a step. Yields what happens meanwhile to a command of the user's, and last what is predicted."""
+    found: Predicted | None = None
     with closing(SideBySide(config.terms, control)) as runner:
         for event in _tracing(_Traces(config, runner), batch_size, not_affine):
-            if isinstance(event, Predicted) or config.workload.command is not None:
+            if isinstance(event, Predicted):
+                found = event
+            elif config.workload.command is not None:
                 yield event
+    assert found is not None, "it is predicted, or an error is raised"
+    even = None if not_affine else with_even_passes(config, found.prediction.traced)
+    with suppress(Unusable, ChildDied):
+        for event in () if even is None else predicting(even, control):
+            if isinstance(event, Predicted):
+                prediction = joined(found.prediction, event.prediction, batch_size, config.target_batch or 0)
+                found = replace(found if prediction is found.prediction else event, prediction=prediction)
+            else:
+                yield event
+    yield found
 
 
 @dataclass
@@ -369,11 +383,11 @@ def _tracing(traces: _Traces, batch_size: int | None, not_affine: str) -> Iterat
         else:
             found, guess, is_near = yield from _affine(traces, batch_size)
     except Unusable as error:
-        if traces.ready is None or not _others_answer(error.kind, config):
+        if traces.ready is None or not config.others_answer(error.kind):
             raise
         found = Unknown(str(error))
     except ChildDied as death:
-        if traces.ready is None or not _others_answer("workload", config):
+        if traces.ready is None or not config.others_answer("workload"):
             raise
         found = Unknown(f"tracing failed: {death}")
     assert traces.ready is not None
@@ -580,18 +594,3 @@ def _extrapolated(peaks: Sequence[tuple[int, int]], config: SearchConfig, ready:
     capacity = config.device.gpu.cuda_total_bytes - ready.context_bytes
     capacity = min(capacity, config.limit_bytes or capacity)
     return size + max(0, int((capacity - peak) / slope)) if slope > 0 else None
-
-
-def _others_answer(kind: str, config: SearchConfig) -> bool:
-    """Return whether others answer where there is no trace: the formula for a catalog model, trials on a real GPU.
-
-    A torch too old to simulate a GPU trains on a real one anyway.
-
-    Args:
-        kind: of the failure.
-    """
-    if config.workload.command is not None:
-        return False
-    may_train = not config.device.simulated
-    has_formula = config.workload.shape is not None
-    return {"trace": True, "torch": may_train, "workload": may_train or has_formula}.get(kind, False)
