@@ -179,6 +179,7 @@ def test_memory_that_runs_out_all_the_same_says_what_grew(gpu: Callable[[Card], 
     assert shlex.split(offered[1])[5:] == ["train.py", "--bs", "{batch}", "--then", "grows"]
 
 
+@pytest.mark.slow
 def test_the_line_of_a_dry_run_is_typed(project: Project) -> None:
     project.write("train.py", SCRIPT)
     options = ("--dry-run", "--gpu", "sim:t4-16gb", "--target-batch", "1000", "--allow", "checkpointing")
@@ -243,6 +244,7 @@ CHECKPOINTED = f"""
 """
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_told_what_to_allow_and_then_does(project: Project) -> None:
     project.write("train.py", CHECKPOINTED)
     words = ("--", project.python, "train.py", "--batch-size", "{batch}")
