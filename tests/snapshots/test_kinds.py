@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from gpumem_tui.manual import text
 from gpumem_tui.snapshots.kinds import kinds, what_to_type
 from gpumem_tui.snapshots.model import SnapshotError
 from gpumem_tui.snapshots.read import read_snapshot
@@ -208,10 +207,3 @@ def test_a_name_cannot_reach_the_terminal_or_the_shell(tmp_path: Path) -> None:
     said = _said(path)
     assert said.count("'\"'\"'") == 1
     assert said.isprintable()
-
-
-def test_the_manual_names_every_kind() -> None:
-    page = " ".join(text("snapshots").split())
-    assert not [
-        kind.name for kind in kinds().values() if kind.name.removeprefix("a ") not in page and not kind.is_snapshot
-    ]
