@@ -16,6 +16,8 @@ from gpumem_tui.watch import hosts
 _TMP = Path("/tmp")  # noqa: S108 - each folder in it is checked by `Folder`
 _OWNER_IN_NAME = re.compile(r"gpumem-tui-(\d+)")
 _FOREIGN_EVERY_S = 10.0
+_TICK_NS = 100_000_000
+"""A folder that changed more lately may change once more with the same time: the kernel's clock of files has ticks."""
 _ROOM_BYTES = 64 << 20
 """With less, what does not fit is looked at more closely."""
 _MOST_FOLDERS = 16
@@ -43,6 +45,8 @@ class PublishingFolders:
         self._clock_ns = clock_ns
         self._foreign: tuple[Path, ...] = ()
         self._foreign_at_s = -_FOREIGN_EVERY_S
+        self._everybodys: tuple[Path, ...] = ()
+        self._listed_ns: int | None = None
 
     def follow(self, directory: Path) -> None:
         """Also look into this one."""
@@ -56,8 +60,16 @@ class PublishingFolders:
         if now_s - self._foreign_at_s >= _FOREIGN_EVERY_S:
             self._foreign_at_s = now_s
             self._foreign = foreign_directories(self._proc)
-        everybodys = everybodys_directories() if os.geteuid() == 0 else ()
+        everybodys = self._of_everybody() if os.geteuid() == 0 else ()
         return tuple(dict.fromkeys([default_directory(), *self._followed, *everybodys, *self._foreign]))
+
+    def _of_everybody(self) -> tuple[Path, ...]:
+        """Return `everybodys_directories`; /tmp, which may be large, is listed again only once it has changed."""
+        changed_ns = os.stat(_TMP).st_mtime_ns
+        if changed_ns != self._listed_ns:
+            self._listed_ns = changed_ns if time.time_ns() - changed_ns > _TICK_NS else None
+            self._everybodys = everybodys_directories()
+        return self._everybodys
 
     def are_quiet(self) -> bool:
         """Return whether nothing is to be said of any of them, so that nobody need read them."""

@@ -18,7 +18,7 @@ import pytest
 
 from gpumem_tui.attach.launch import warnings
 from gpumem_tui.memory import Unknown
-from gpumem_tui.probe.files import Folder, start_ticks
+from gpumem_tui.probe.files import Folder, default_directory, start_ticks
 from gpumem_tui.probe.wire import (
     RING_BYTES,
     SLOT_BYTES,
@@ -31,8 +31,9 @@ from gpumem_tui.probe.wire import (
 )
 from gpumem_tui.report.objects import encoded
 from gpumem_tui.run import children
+from gpumem_tui.watch import publishing
 from gpumem_tui.watch.folders import KEEP_ENDED_S, clean
-from gpumem_tui.watch.publishing import everybodys_directories, foreign_directories
+from gpumem_tui.watch.publishing import PublishingFolders, everybodys_directories, foreign_directories
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProcessState
 from gpumem_tui.watch.report import probe_json
@@ -367,6 +368,33 @@ def test_folders_of_runs_are_none_that_probes_publish_in() -> None:
         assert run not in everybodys_directories()
     finally:
         run.rmdir()
+
+
+def test_the_folder_of_all_users_is_listed_again_only_once_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[object] = []
+    listing = os.listdir
+
+    def noted(path: Path) -> list[str]:
+        listed.append(path)
+        return listing(path)
+
+    monkeypatch.setattr(publishing, "_TMP", tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "listdir", noted)
+    folders = PublishingFolders(proc=tmp_path / "no processes", clock_ns=lambda: 0)
+    folders._foreign_at_s = 0.0
+    os.utime(tmp_path, (1, 1))
+    for _ in range(5):
+        assert folders.directories() == (default_directory(),)
+    assert listed == [tmp_path]
+    later = tmp_path / "gpumem-tui-123"
+    for _ in range(5):  # it has just changed, and may change again at what is the same time to the kernel
+        later.mkdir(exist_ok=True)
+        assert later in folders.directories()
+        later.rmdir()
+        assert later not in folders.directories()
 
 
 def test_the_history_of_one_that_has_ended_ends_with_its_training(folder: Path) -> None:
