@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from rich.cells import cell_len
 
 from gpumem_tui.ascii import to_ascii, wants_ascii
 from gpumem_tui.memory import GIB, KIB, MIB, Unknown
-from gpumem_tui.tui.kit.figures import compact_bytes, percent, signed, span_width, wrapped
+from gpumem_tui.tui.kit.figures import compact_bytes, is_narrow, percent, signed, span_width, wrapped
 from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS, OUTCOME_SYMBOLS
 
 LARGEST_DEVICE = 1 << 75
@@ -85,3 +87,9 @@ def test_ascii_can_be_asked_for_and_refused() -> None:
 def test_a_locale_without_utf8_gets_ascii(encoding: str, wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("locale.getpreferredencoding", lambda _: encoding)
     assert wants_ascii({}) is wanted
+
+
+def test_each_narrow_character_takes_one_cell() -> None:
+    narrow = [character for character in map(chr, range(sys.maxunicode)) if is_narrow(character)]
+    assert len(narrow) > 1000
+    assert {cell_len(character) for character in narrow} == {1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +23,8 @@ Row = list[Span]
 ABSENT = "–"
 _ELLIPSIS = "…"
 _FACT_LEAD = " · "
+_NARROW = re.compile(r"[ -~\u00a0-\u00ac\u00ae-\u02ff\u2013\u2026\u2212\u2500-\u25fc\u2800-\u28ff]*")
+"""Texts of one cell a character; a test holds each of them to Rich's table."""
 
 RULE = "$foreground 25%"
 
@@ -136,8 +139,18 @@ def span_width(spans: Sequence[Span]) -> int:
     """Cells of a line: a process may have a name of wide characters."""
     width = 0
     for text, _ in spans:
-        width += len(text) if text.isascii() and text.isprintable() else cell_len(text)
+        width += text_width(text)
     return width
+
+
+def is_narrow(text: str) -> bool:
+    """Return whether each character takes one cell: so do ASCII, Latin, box drawing, blocks and braille."""
+    return (text.isascii() and text.isprintable()) or _NARROW.fullmatch(text) is not None
+
+
+def text_width(text: str) -> int:
+    """Cells of a text. Rich keeps the last 4,096 texts that it measured: in a chart over time each is another one."""
+    return len(text) if is_narrow(text) else cell_len(text)
 
 
 def fit(text: str, width: int) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 
-from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style as RichStyle
 from textual.content import Content
@@ -17,7 +16,7 @@ from textual.strip import Strip
 from textual.style import Style
 from textual.widget import Widget
 
-from gpumem_tui.tui.kit.figures import Row, Span, span_width
+from gpumem_tui.tui.kit.figures import Row, Span, is_narrow, span_width, text_width
 
 
 def assembled(lines: Iterable[Sequence[Span]]) -> Content:
@@ -27,6 +26,9 @@ def assembled(lines: Iterable[Sequence[Span]]) -> Content:
 
 _PADDING = 1
 """Empty cells left and right; in `Lines`' style sheet too, so that regions and clicks count from the text."""
+
+_STEP = 8
+"""Cells by which a region that is drawn again begins and ends: Textual keeps 4,096 pairs of different regions."""
 
 
 class Lines(Widget):
@@ -60,20 +62,15 @@ class Lines(Widget):
             self.refresh(*changed)
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """Return the lines of a region."""
-        strips = [self._strip(y) for y in crop.line_range]
-        if crop.width == self.outer_size.width:
-            return strips
-        return [strip.crop(crop.x, crop.right) for strip in strips]
+        """Return the lines of a region; where it is narrower than the widget, only its cells are made."""
+        width = self.outer_size.width
+        if crop.width == width:
+            return [self._strip(y) for y in crop.line_range]
+        return [self._cells(y, crop.x, min(crop.right, width)) for y in crop.line_range]
 
     def render_line(self, y: int) -> Strip:
         """Return a row, in the widget's colours where it has none of its own."""
-        base = self._rich_style_of("")
-        row = self._rows[y] if y < len(self._rows) else ()
-        runs = groupby(row, key=itemgetter(1))  # neighbours of one style are one sequence for the terminal
-        segments = [Segment("".join(text for text, _ in run), self._rich_style_of(style)) for style, run in runs]
-        padded = Strip([Segment(" " * _PADDING, base), *segments])
-        return padded.adjust_cell_length(self.outer_size.width, base)
+        return self._cells(y, 0, self.outer_size.width)
 
     def on_resize(self, _event: Resize) -> None:
         """Another width: other lines."""
@@ -87,18 +84,57 @@ class Lines(Widget):
 
     def _strip(self, y: int) -> Strip:
         if y not in self._strips:
-            strip = self.render_line(y)
-            for line_filter in self.get_line_filters():
-                if not isinstance(line_filter, ANSIToTruecolor):  # no style here has a colour by number
-                    strip = strip.apply_filter(line_filter, self.background_colors[1])
-            self._strips[y] = strip
+            self._strips[y] = self.render_line(y)
         return self._strips[y]
+
+    def _cells(self, y: int, begin: int, end: int) -> Strip:
+        """Return the cells [begin, end) of a row. Filters look at whole words, so these are cut after them."""
+        row = self._rows[y] if y < len(self._rows) else ()
+        segments: list[Segment] = []
+        at = before = 0
+        for text, style in chain([(" " * _PADDING, "")], _runs(row), [(" " * max(1, end), "")]):
+            if at >= end:
+                break
+            width = text_width(text)
+            if at + width > begin:
+                before = before if segments else begin - at
+                segments.append(Segment(text, self._rich_style_of(style)))
+            at += width
+        strip = Strip(segments)
+        for line_filter in self.get_line_filters():
+            if not isinstance(line_filter, ANSIToTruecolor):  # no style here has a colour by number
+                strip = strip.apply_filter(line_filter, self.background_colors[1])
+        return Strip(_cut(list(strip), before, at - end), end - begin)
 
     def _rich_style_of(self, style: str) -> RichStyle:
         if style not in self._rich_styles:
             own = self.visual_style
             self._rich_styles[style] = (own + Style.parse(style) if style else own).rich_style
         return self._rich_styles[style]
+
+
+def _runs(row: Sequence[Span]) -> Iterator[Span]:
+    """Yield neighbours of one style as one: one sequence for the terminal."""
+    for style, run in groupby(row, key=itemgetter(1)):
+        yield "".join(text for text, _ in run), style
+
+
+def _cut(segments: list[Segment], before: int, after: int) -> list[Segment]:
+    """Cut cells off the first and the last segment."""
+    if after > 0:
+        text, style, _ = segments[-1]
+        segments[-1] = Segment(_cells_of(text, 0, max(0, text_width(text) - after)), style)
+    if before > 0:
+        text, style, _ = segments[0]
+        segments[0] = Segment(_cells_of(text, before, text_width(text)), style)
+    return segments
+
+
+def _cells_of(text: str, begin: int, end: int) -> str:
+    """Return the cells [begin, end) of a text; half of a wide character is a space."""
+    if is_narrow(text):
+        return text[begin:end]
+    return Segment(text).split_cells(end)[0].split_cells(begin)[1].text
 
 
 def _changes(before: Sequence[Row], after: Sequence[Row]) -> Iterator[Region]:
@@ -112,28 +148,26 @@ def _changes(before: Sequence[Row], after: Sequence[Row]) -> Iterator[Region]:
 
 
 def _differing(old: Row, new: Row) -> tuple[int, int]:
-    """Return the first cell that differs, and the one after the last."""
-    first = _common(old, new)
-    width, old_width = span_width(new), span_width(old)
-    if width != old_width:
-        return first, max(width, old_width)
-    return first, max(first + 1, width - _common(old, new, from_end=True))
+    """Return the first cell that differs, and the one after the last; equal spans are not measured by the cell."""
+    most = min(len(old), len(new))
+    head = next((at for at in range(most) if old[at] != new[at]), most)
+    tail = next((at for at in range(most - head) if old[-1 - at] != new[-1 - at]), most - head)
+    old_middle, middle = old[head : len(old) - tail], new[head : len(new) - tail]
+    first, old_width, width = span_width(new[:head]), span_width(old_middle), span_width(middle)
+    begin = first + _common(old_middle, middle)
+    if old_width != width:
+        return begin, first + max(old_width, width) + span_width(new[len(new) - tail :])
+    return begin, max(begin + 1, first + width - _common(old_middle, middle, from_end=True))
 
 
 def _common(old: Row, new: Row, *, from_end: bool = False) -> int:
-    """Cells that are equal from one end on."""
-    step = -1 if from_end else 1
-    cells = 0
-    for (old_text, old_style), (text, style) in zip(old[::step], new[::step], strict=False):
-        if old_style != style:
-            break
-        if old_text == text:
-            cells += cell_len(text)
-            continue
-        if old_text.isascii() and text.isascii():
-            for old_character, character in zip(old_text[::step], text[::step], strict=False):
-                if old_character != character:
-                    break
-                cells += 1
-        break
-    return cells
+    """Cells that are equal from one end on of two rows whose spans at that end differ, in whole steps."""
+    at, step = (-1, -1) if from_end else (0, 1)
+    if not old or not new or old[at][1] != new[at][1]:
+        return 0
+    old_text, text = old[at][0][::step], new[at][0][::step]
+    if not (old_text.isascii() and text.isascii()):
+        return 0
+    shortest = min(len(old_text), len(text))
+    equal = next((cell for cell in range(shortest) if old_text[cell] != text[cell]), shortest)
+    return equal // _STEP * _STEP
