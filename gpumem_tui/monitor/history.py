@@ -161,20 +161,26 @@ class _Gpu:
         self._time_s, self._values = time_s, values
 
 
+class _Kept(Struct):
+    """A quantity's values in a ring: by slot, and how many have fallen into the newest bucket."""
+
+    peaks: array[float]
+    means: array[float]
+    count: int = 0
+
+
 class _Ring:
     """A tier. Bucket n covers the seconds [n × step, (n + 1) × step) since the epoch, in slot n mod length."""
 
     def __init__(self, step_s: int, length: int) -> None:
         self.step_s = step_s
         self._length = length
-        self._peaks = {column: array("d", [_NONE]) * length for column in Column}
-        self._means = {column: array("d", [_NONE]) * length for column in Column}
-        self._counts = dict.fromkeys(Column, 0)  # of the newest bucket
+        self._kept: dict[Column, _Kept] = {}  # of a GPU without a probe half of them are never read
         self._newest: int | None = None
 
     @property
     def size_bytes(self) -> int:
-        return sum(2 * values.itemsize * len(values) for values in self._peaks.values())
+        return sum(2 * kept.peaks.itemsize * len(kept.peaks) for kept in self._kept.values())
 
     def width(self, columns: int, span_s: float) -> int:
         """Return how many own buckets each of `columns` needs to be at least `span_s` wide together."""
@@ -189,24 +195,30 @@ class _Ring:
             self._turn_to(bucket)
         slot = bucket % self._length
         for column, value in values.items():
-            peaks, means, count = self._peaks[column], self._means[column], self._counts[column]
-            if count == 0:
-                peaks[slot] = means[slot] = value
+            kept = self._kept.get(column)
+            if kept is None:
+                nothing = array("d", [_NONE]) * self._length
+                kept = self._kept[column] = _Kept(nothing, nothing[:])
+            kept.count += 1
+            if kept.count == 1:
+                kept.peaks[slot] = kept.means[slot] = value
             else:
-                peaks[slot] = max(peaks[slot], value)
-                means[slot] += (value - means[slot]) / (count + 1)
-            self._counts[column] = count + 1
+                kept.peaks[slot] = max(kept.peaks[slot], value)
+                kept.means[slot] += (value - kept.means[slot]) / kept.count
 
     def merged(
         self, column: Column, first: int, last: int, width: int
     ) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
         """Return peaks and means of the wide buckets `first` to `last`, each of `width` own buckets."""
-        peaks = self._window(self._peaks[column], first * width, (last + 1) * width)
+        kept = self._kept.get(column)
+        nothing = (None,) * (last - first + 1)
+        if kept is None:
+            return nothing, nothing
+        peaks = self._window(kept.peaks, first * width, (last + 1) * width)
         starts = range(0, len(peaks), width)
         if max(peaks) < 0:  # no probe, or no driver that has it
-            nothing = (None,) * len(starts)
             return nothing, nothing
-        means = self._window(self._means[column], first * width, (last + 1) * width)
+        means = self._window(kept.means, first * width, (last + 1) * width)
         return (
             tuple(_known(max(peaks[start : start + width])) for start in starts),
             tuple(_mean(means[start : start + width]) for start in starts),
@@ -232,9 +244,10 @@ class _Ring:
         else:
             emptied = range(bucket, self._newest + 1)
         for n in emptied:
-            for values in (*self._peaks.values(), *self._means.values()):
-                values[n % self._length] = _NONE
-        self._counts = dict.fromkeys(Column, 0)
+            for kept in self._kept.values():
+                kept.peaks[n % self._length] = kept.means[n % self._length] = _NONE
+        for kept in self._kept.values():
+            kept.count = 0
         self._newest = bucket
 
 

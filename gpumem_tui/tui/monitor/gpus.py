@@ -193,7 +193,7 @@ def shares(gpu: GpuReading, parts: Parts) -> tuple[Share, ...]:
 
 def _shares(gpu: GpuReading, ledger: Ledger[GpuProcess], parts: Parts) -> Iterator[Share]:
     """Yield them; processes that no probe divides differ by pattern, and have the colour of the GPU's load."""
-    turn, device = 0, device_key(gpu)
+    turn, device, load = 0, device_key(gpu), load_colour(gpu)
     for row in ledger.rows:
         if row.kind is Bucket.PROCESS and row.process is not None:
             divided = parts.get((device, row.process.pid))
@@ -203,7 +203,7 @@ def _shares(gpu: GpuReading, ledger: Ledger[GpuProcess], parts: Parts) -> Iterat
                 name = row.process.host.name if not isinstance(row.process.host, Unknown) else "?"
                 pattern, colour = PROCESS_LOOKS[turn % len(PROCESS_LOOKS)]
                 turn += 1
-                look = pattern, load_colour(gpu) or colour
+                look = pattern, load or colour
                 yield Share(f"{row.process.pid} {name}", name, row.size_bytes, look, reason(row.size_bytes, row.note))
         else:
             bucket, said = row.kind, reason(row.size_bytes, row.note)

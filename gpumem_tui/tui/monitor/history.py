@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
@@ -76,7 +77,7 @@ def history_view(  # noqa: PLR0913 - a pure view of all that the chart shows
     peaks = series.peaks
     values = zip(peaks[Column.USED], peaks[Column.RESERVED], peaks[Column.ALLOCATED], strict=True)
     stacks = (_stack(used, reserved, allocated, total_bytes, rows) for used, reserved, allocated in values)
-    loads = (stacked([(load or 0.0, _UTILIZATION)], _PERCENT, strip) for load in series.means[Column.UTILIZATION])
+    loads = (_load_stack(load or 0.0, strip) for load in series.means[Column.UTILIZATION])
     full = "100%" if strip > 1 else ""
     return [
         _heading(gpu, now, series, width, cursor, focused=focused),
@@ -128,7 +129,14 @@ def _values(values: Mapping[Column, float | None], utilization: str = "utilizati
     return row
 
 
+@lru_cache(1024)
+def _load_stack(load: float, rows: int) -> Stack:
+    return stacked([(load, _UTILIZATION)], _PERCENT, rows)
+
+
+@lru_cache(1024)
 def _stack(used: float | None, reserved: float | None, allocated: float | None, total: float, rows: int) -> Stack:
+    """Return a column of the chart: but for the newest, each is asked for again every second."""
     if used is None:
         return ()
     if reserved is None:

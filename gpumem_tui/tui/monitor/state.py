@@ -136,7 +136,7 @@ class MonitorState(TableState):
         }
         return {place: parts for place, parts in divided.items() if parts is not None}
 
-    @property
+    @cached_property
     def focused(self) -> GpuReading | None:
         """The device in focus, the first if that one is gone, None without any."""
         gpus = self.gpus
