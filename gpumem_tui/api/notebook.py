@@ -139,12 +139,12 @@ class _Watch:
     def __init__(self) -> None:
         from IPython.display import HTML, DisplayHandle
 
-        import gpumem_tui
         from gpumem_tui.monitor.report import NoDriverAnswer, complete
         from gpumem_tui.monitor.sampler import Sampler
+        from gpumem_tui.probe.entry import attach
         from gpumem_tui.watch.live import ask_probes
 
-        gpumem_tui.attach()
+        attach()  # not the package's, which is the room of that name where the command line was imported
         self._html, self._ask, self._source = HTML, ask_probes(), Sampler(interval_s=1.0)
         self._ended = threading.Event()
         self._source.start()
