@@ -407,7 +407,7 @@ PICTURES: Mapping[str, Callable[[str], Awaitable[None]]] = {
     "plan-command": _plan_command,
     "snapshot": _snapshot,
     "plan-too-large": lambda name: _plan_picture(name, _llama_on_four(), "t"),
-    "plan-that-fits": lambda name: _plan_picture(name, _llama_on_four(), "t", "down", "enter", "c"),
+    "plan-that-fits": lambda name: _plan_picture(name, _llama_on_four(), "t", "enter", "c"),
     "plan-curves": lambda name: _plan_picture(name, _gpt2_step(), "v", row="memory-over-step"),
     "browser": lambda name: browser_picture(FOLDER / f"{name}.png"),
 }
