@@ -23,10 +23,12 @@ GPU = Scenario(gpus=[FakeGpu(used_bytes=10 * GIB, processes=[FakeProcess(4711, 1
 
 
 @pytest.fixture
-def shell() -> Iterator[Any]:
+def shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """IPython's shell, in a process that counts as attached: else it would publish for every test that comes later."""
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.utils.capture import capture_output
 
+    monkeypatch.setattr("gpumem_tui.probe.entry._attached", True)
     shell = InteractiveShell(history_manager=None)
     with capture_output():
         shell.extension_manager.load_extension("gpumem_tui")
