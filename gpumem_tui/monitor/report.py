@@ -152,8 +152,8 @@ def live(source: Source, interval_s: float, held: Sequence[int] = ()) -> Iterato
 
 
 def is_complete(snapshot: Snapshot) -> bool:
-    """Return whether no value of a snapshot is still to come."""
-    return not any(_is_unread(gpu) for gpu in snapshot.gpus)
+    """Return whether no value of a snapshot is still to come; without GPUs and a problem, the GPUs are."""
+    return bool(snapshot.gpus or snapshot.problem) and not any(_is_unread(gpu) for gpu in snapshot.gpus)
 
 
 def _is_unread(gpu: GpuReading) -> bool:

@@ -179,6 +179,6 @@ class Scripted(LatestSnapshot):
 def test_a_driver_that_takes_seconds_to_start_is_waited_for() -> None:
     """As it does on a machine with many GPUs that no program keeps awake."""
     starting = machine([], problem=f"the NVIDIA driver does not start: {not_returned('nvmlInit', 1.0)}")
-    ready, absent = machine(), machine([], problem="no driver on this machine: install it")
-    assert complete(Scripted(starting, starting, ready)) is ready
+    ready, absent = machine([gpu()]), machine([], problem="no driver on this machine: install it")
+    assert complete(Scripted(starting, starting, machine([]), ready)) is ready
     assert complete(Scripted(absent, ready)) is absent
