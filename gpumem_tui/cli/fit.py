@@ -131,12 +131,16 @@ def _typed(config: SearchConfig, *options: str) -> str:
 
 
 def _fitted(config: SearchConfig, allowed: tuple[str, ...]) -> Fitted | int:
-    """Return the command as it is to be run, or the exit code if nothing fits."""
-    from gpumem_tui.plan.fitting import CannotFit, Fitted, fitting
+    """Return the command as it is to be run, or the exit code where the user has ended that.
+
+    Raises:
+        RunError: nothing fits, or the command cannot be followed.
+    """
+    from gpumem_tui.plan.fitting import Fitted, fitting
     from gpumem_tui.run.children import ChildDied, side_effects
     from gpumem_tui.run.control import Cancelled, Control, Unusable
     from gpumem_tui.run.events import Sample
-    from gpumem_tui.search.headless import CommandLog, unusable_words
+    from gpumem_tui.search.headless import CommandLog, run_error
     from gpumem_tui.search.predicting import TraceProgress
     from gpumem_tui.search.runner import TrialProgress
     from gpumem_tui.search.words import how_far
@@ -162,12 +166,8 @@ def _fitted(config: SearchConfig, allowed: tuple[str, ...]) -> Fitted | int:
                     progress.say(f"trying batch {event.batch_size:,} on {config.where}{far}")
     except Cancelled:
         return EXIT_INTERRUPTED
-    except CannotFit as error:
-        return complain(str(error), error.code)
-    except Unusable as error:
-        return complain(unusable_words(config, error), error.exit_code)
-    except ChildDied as error:
-        return complain(f"tracing failed: {error}", EXIT_FAILED)
+    except (Unusable, ChildDied) as error:
+        raise run_error(config, error) from error
     finally:
         progress.clear()
     assert found is not None, "fitting ends with a result or an error"

@@ -9,9 +9,10 @@ import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import combinations, islice
 
-from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
+from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_FITS, RunError
 from gpumem_tui.formula.accumulation import Accumulation, accumulation
 from gpumem_tui.formula.techniques import Technique, injected, is_advisable
 from gpumem_tui.memory import Range, Unknown, format_bytes
@@ -85,14 +86,6 @@ def choose(
 
 
 # The result
-
-
-class CannotFit(Exception):
-    """No batch can be run; one line that names what to type. `code` is the exit code."""
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 @dataclass(frozen=True)
@@ -262,7 +255,7 @@ def fitting(config: SearchConfig, allowed: Sequence[str], control: Control) -> I
         allowed: changes that may be made to its line where it needs them, by key.
 
     Raises:
-        CannotFit: nothing fits, or it fails on the GPU.
+        RunError: nothing fits, or it fails on the GPU.
         Unusable, ChildDied, Cancelled: the command as it is cannot be followed; the user ended it.
     """
     return _Fitter(config, tuple(allowed), control).run()
@@ -285,7 +278,7 @@ class _Fitter:
         if self._allowed:
             best = yield from self._changed(as_it_is)
         if not best.safe:
-            raise CannotFit(self._nothing_fits(best), EXIT_NOTHING_FITS)
+            raise RunError(self._nothing_fits(best), EXIT_NOTHING_FITS)
         yield from rests_on(best.traced)
         found = yield from self._confirmed(best)
         if lacking := self._lacking(found):
@@ -341,7 +334,7 @@ class _Fitter:
         assert verdict is not None, "a search ends with a verdict"
         if verdict.outcome in ("failed", "cancelled"):
             code = EXIT_INTERRUPTED if verdict.outcome == "cancelled" else EXIT_FAILED
-            raise CannotFit(verdict.message, code)
+            raise RunError(verdict.message, code)
         roomy, safe = verdict.with_headroom, verdict.max_batch_size
         safe = min(safe, roomy.batch_size) if roomy is not None and self._free_bytes else safe
         return _Sized(config, changes, predicted, safe, sizes, results=tuple(results))
@@ -377,8 +370,8 @@ class _Fitter:
                 found = yield from self._sized(replace(self._config, workload=workload), chosen)
                 why = "" if found.helps(as_it_is) else "it saves nothing here"
                 best = found if found.helps(best) else best
-            except (Unusable, ChildDied, CannotFit) as error:
-                if isinstance(error, CannotFit) and error.code == EXIT_INTERRUPTED:
+            except (Unusable, ChildDied, RunError) as error:
+                if isinstance(error, RunError) and error.exit_code == EXIT_INTERRUPTED:
                     raise
                 why = f"its run failed: {error}"
             if why and len(chosen) == 1:
@@ -430,7 +423,7 @@ class _Fitter:
             if not safe or attempt == MOST_TRIALS:
                 break
             yield f"{said}: {safe:,} is next"
-        raise CannotFit(f"{said}; `gpumem-tui search` finds the largest by trials", EXIT_NOTHING_FITS)
+        raise RunError(f"{said}; `gpumem-tui search` finds the largest by trials", EXIT_NOTHING_FITS)
 
     def _traced(self, found: Fitted) -> Generator[FitEvent, None, tuple[Fitted, str]]:
         """Trace a batch with its own passes, and say why it does not fit; empty where it does."""
@@ -455,7 +448,7 @@ class _Fitter:
         """Run a batch for a few steps, and say why it is not safe; empty where it is.
 
         Raises:
-            CannotFit: it fails for another reason than memory.
+            RunError: it fails for another reason than memory.
         """
         size, config = found.batch_size, found.config
         alike = (one for one in best.results if one.batch_size == size and found.passes == 1)
@@ -467,7 +460,7 @@ class _Fitter:
             ran = results[-1]
         if ran.outcome == "error":
             said = f"batch {size:,} fails on {config.where} for another reason than memory: {ran.detail}"
-            raise CannotFit(f"{said}; run the command alone to see it", EXIT_FAILED)
+            raise RunError(f"{said}; run the command alone to see it", EXIT_FAILED)
         found = replace(found, result=ran, used=Range(ran.device_used_bytes, ran.device_used_bytes))
         if ran.outcome == "oom":
             return found, f"was out of memory on {config.where} ({shortfall(ran)})"
@@ -515,7 +508,7 @@ class _Fitter:
         change = self._known.get(key)
         return change is not None and not typed_command(self._config, (change,)).injected
 
-    @property
+    @cached_property
     def _known(self) -> Mapping[str, Technique]:
         """Every change to the command, by key."""
         made = (*injected(self._config.device.gpu, self._config.workload.recipe.gpus), *typed_changes(self._config))

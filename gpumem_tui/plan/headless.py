@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
+from gpumem_tui.errors import EXIT_INTERRUPTED, EXIT_NOTHING_FITS
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.plan.answers import TracedAnswer, answer, kernel_plans, traced_answer
 from gpumem_tui.plan.combination import Combination
@@ -24,11 +24,11 @@ from gpumem_tui.plan.recommended import fits_answer, verdict_line
 from gpumem_tui.plan.report import capitalized, command_plan_markdown, limit_lines, limit_markdown, plan_markdown
 from gpumem_tui.plan.techniques import compiled_or_eager
 from gpumem_tui.plan.tracing import ONE_SIZE, TraceKey, TraceOptions, trace_key, workload_of
-from gpumem_tui.report.output import Printer, Progress, complain, interrupts, note
+from gpumem_tui.report.output import Printer, Progress, interrupts, note
 from gpumem_tui.run.children import ChildDied
 from gpumem_tui.run.control import Cancelled, Control, Unusable
 from gpumem_tui.search.config import Device, SearchConfig
-from gpumem_tui.search.headless import CommandLog, unusable_words
+from gpumem_tui.search.headless import CommandLog, run_error
 from gpumem_tui.search.predicting import predict
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.allocator.finder import BatchFinder
@@ -183,6 +183,9 @@ def show_command_plan(
     Args:
         wanted: the changes to try, empty for all that can be made; None for none.
         quiet: do not show what the command prints.
+
+    Raises:
+        RunError: the command cannot be followed.
     """
     control = Control()
     try:
@@ -190,10 +193,8 @@ def show_command_plan(
             plan, interrupted = _planned(config, batch_size, wanted, control, quiet=quiet)
     except Cancelled:
         return EXIT_INTERRUPTED
-    except Unusable as error:
-        return complain(unusable_words(config, error), error.exit_code)
-    except ChildDied as error:
-        return complain(f"tracing failed: {error}", EXIT_FAILED)
+    except (Unusable, ChildDied) as error:
+        raise run_error(config, error) from error
     Printer(as_json=as_json).show(
         body=lambda: CommandPlanObject.of(plan), lines=lambda: command_plan_markdown(plan).splitlines()
     )

@@ -125,12 +125,10 @@ def predicted(
     """
     try:
         found = predict(config, control, batch_size, watch=watch)
-    except Unusable as error:
-        if error.kind == "torch" and config.workload.shape is not None:
+    except (Unusable, ChildDied) as error:
+        if isinstance(error, Unusable) and error.kind == "torch" and config.workload.shape is not None:
             return Prediction(config.formula, Unknown(str(error))), None
-        raise RunError(unusable_words(config, error), error.exit_code) from error
-    except ChildDied as error:
-        raise RunError(f"tracing failed: {error}") from error
+        raise run_error(config, error) from error
     traced, formula = found.prediction.traced, found.prediction.formula
     if isinstance(traced, Unknown) and isinstance(formula.at(batch_size), Unknown):
         raise RunError(traced.reason, EXIT_BAD_INPUT)
@@ -179,6 +177,13 @@ def gate_or_exit(config: SearchConfig, prediction: Prediction, batch_size: int, 
     if terms.baseline is not None and found.before is None:
         complain(f"--baseline {terms.baseline}: written; later predictions are compared with it", 0)
     return found
+
+
+def run_error(config: SearchConfig, error: Unusable | ChildDied) -> RunError:
+    """Return the line and the exit code for what ended a trace."""
+    if isinstance(error, Unusable):
+        return RunError(unusable_words(config, error), error.exit_code)
+    return RunError(f"tracing failed: {error}")
 
 
 def unusable_words(config: SearchConfig, error: Unusable) -> str:
