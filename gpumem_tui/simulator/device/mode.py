@@ -134,7 +134,7 @@ class DeviceMode(FakeTensorMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Answer that there is nothing to skip: nothing is compiled here, and torch's wrapper takes its time."""
+        """Return False: nothing is compiled here, and torch's wrapper for it takes time."""
         return False
 
     @property

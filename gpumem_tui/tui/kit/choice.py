@@ -75,7 +75,7 @@ class ChoiceField(Widget, can_focus=True):
         self.refresh()
 
     def render(self) -> Content:
-        """Return the value, and at the right that there are others."""
+        """Return the value, and at the right the sign for a list."""
         width = self.content_size.width
         label = self._labels[self.value]
         return Content(f"{label[: width - 2]:<{width - 2}} {_OPENS}")
