@@ -105,8 +105,7 @@ def configuration(model: HubModel, *, offline: bool = False) -> Path:
     """
     if (kept := model.cached) is not None:
         return kept
-    variable = "HF_HUB_OFFLINE" if os.environ.get("HF_HUB_OFFLINE") else "TRANSFORMERS_OFFLINE"
-    if os.environ.get(variable, "").lower() in _YES:
+    if variable := _offline_by():
         raise CatalogError(f"{_lacking(model)}, and {variable} is set: unset it, or {_by_hand(model)}")
     if offline:
         raise CatalogError(f"{_lacking(model)}: {HOW_TO_ASK}, or {_by_hand(model)}")
@@ -118,7 +117,7 @@ def weights_by_dtype(model: HubModel, *, offline: bool = False) -> Mapping[str, 
 
     The hub reads the headers of the files (https://huggingface.co/docs/hub/api, `expand[]=safetensors`).
     """
-    if offline or any(os.environ.get(name, "").lower() in _YES for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
+    if offline or _offline_by():
         return {}
     revision = quote(model.commit or model.revision, safe="")
     found = _get(f"api/models/{model.name}/revision/{revision}?{urlencode({'expand[]': 'safetensors'})}")
@@ -127,16 +126,19 @@ def weights_by_dtype(model: HubModel, *, offline: bool = False) -> Mapping[str, 
     return {}
 
 
+def _offline_by() -> str:
+    """Return the variable that forbids to ask the hub; empty for none. The first that is set decides, as for others."""
+    variable = "HF_HUB_OFFLINE" if os.environ.get("HF_HUB_OFFLINE") else "TRANSFORMERS_OFFLINE"
+    return variable if os.environ.get(variable, "").lower() in _YES else ""
+
+
 def _lacking(model: HubModel) -> str:
     return f"there is no file or folder {model.name}, and no model of that name in {cache()}"
 
 
 def _by_hand(model: HubModel) -> str:
-    return f"give the path of its {FILE}, which {_page(model)} shows"
-
-
-def _page(model: HubModel) -> str:
-    return f"{_endpoint()}/{model.name}/blob/{model.revision}/{FILE}"
+    page = f"{_endpoint()}/{model.name}/blob/{model.revision}/{FILE}"
+    return f"give the path of its {FILE}, which {page} shows"
 
 
 def _home() -> Path:
@@ -175,7 +177,7 @@ def _asked(model: HubModel) -> Fetched:
         raise CatalogError(_refusal(model, found))
     if not found.status:
         said = f"{_lacking(model)}; {_endpoint()} cannot be reached ({found.reason})"
-        raise CatalogError(f"{said}: give the path of its {FILE}, which {_page(model)} shows{_known_here(model)}")
+        raise CatalogError(f"{said}: {_by_hand(model)}{_known_here(model)}")
     if found.reason:
         raise CatalogError(f"the {FILE} of {model.name} on {_endpoint()} {found.reason}")
     return found

@@ -131,10 +131,8 @@ def words_of(name: str, arguments: Mapping[str, Any]) -> list[str]:
     Raises:
         OptionError: an argument that the tool lacks.
     """
-    schema, flags = (
-        input_schema(name)["properties"],
-        {_key(option): option.opts[-1] for option in _command(name).params},
-    )
+    schema = input_schema(name)["properties"]
+    flags = {_key(option): option.opts[-1] for option in _command(name).params}
     for key in arguments.keys() - schema.keys():
         raise OptionError(f"{key}: {name} takes {', '.join(schema)}; pass others in `options`")
     words = [name, *(["--once"] if name == "monitor" else []), "--json"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpumem_tui.catalog.loader import gpus as catalog_gpus
@@ -195,6 +195,10 @@ def _above_now(said: Mapping[str, object]) -> int | None:
     return max(0, peak - now) if isinstance(peak, int) and isinstance(now, int) else None
 
 
+def _fullest(gpus: Sequence[JobGpu]) -> JobGpu:
+    return max(gpus, key=lambda gpu: gpu.peak_bytes / gpu.total_bytes)
+
+
 def smaller_gpus(fullest: JobGpu) -> tuple[str, ...]:
     """Return the smallest GPUs of the catalog, of the same vendor, with room for a peak and the usual headroom."""
     brand = vendors.of_brand(fullest.vendor).brand
@@ -212,7 +216,7 @@ def smaller_gpus(fullest: JobGpu) -> tuple[str, ...]:
 
 def job_object(job: str, asked: SlurmJob | Unknown, use: JobUse) -> JobObject:
     """Return the report of a job that was on a GPU."""
-    fullest = max(use.gpus, key=lambda gpu: gpu.peak_bytes / gpu.total_bytes)
+    fullest = _fullest(use.gpus)
     return JobObject(
         schema=SCHEMA,
         job=job,
@@ -256,7 +260,7 @@ def _cells(gpu: JobGpu) -> list[str]:
 
 def _judged(report: JobObject) -> Iterator[str]:
     """Yield whether less would have done, and what the figures leave out."""
-    fullest = max(report.gpus, key=lambda gpu: gpu.peak_bytes / gpu.total_bytes)
+    fullest = _fullest(report.gpus)
     if report.smaller_gpus:
         names, rest = report.smaller_gpus[:_MOST_NAMES], len(report.smaller_gpus) - _MOST_NAMES
         more = f" and {rest} more" if rest > 0 else ""
@@ -283,7 +287,7 @@ def _judged(report: JobObject) -> Iterator[str]:
 
 def job_line(report: JobObject) -> str:
     """Return the job's figures in one line."""
-    fullest = max(report.gpus, key=lambda gpu: gpu.peak_bytes / gpu.total_bytes)
+    fullest = _fullest(report.gpus)
     used = [gpu.mean_use_percent for gpu in report.gpus if gpu.mean_use_percent is not None]
     use = f"; use {sum(used) / len(used):.0f} % on average" if used else ""
     where = f"fullest of {len(report.gpus)} GPUs" if len(report.gpus) > 1 else "GPU"

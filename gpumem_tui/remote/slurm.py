@@ -8,6 +8,7 @@ import subprocess
 from gpumem_tui.errors import OptionError
 from gpumem_tui.memory import Unknown
 from gpumem_tui.report.objects import JsonObject
+from gpumem_tui.report.tables import counted
 from gpumem_tui.text import printable, shortened
 
 _SLURM_S = 20.0
@@ -44,8 +45,8 @@ class SlurmJob(JsonObject, frozen=True):
     @property
     def asked(self) -> str:
         """Return in words for what it asked."""
-        parts = [_counted(self.gpus, "GPU") + (f" ({', '.join(self.gpu_types)})" if self.gpu_types else "")]
-        parts += [_counted(self.cpus, "CPU")] if self.cpus else []
+        parts = [counted(self.gpus, "GPU") + (f" ({', '.join(self.gpu_types)})" if self.gpu_types else "")]
+        parts += [counted(self.cpus, "CPU")] if self.cpus else []
         parts += [f"{self.host_memory} of host memory"] if self.host_memory else []
         return ", ".join(parts)
 
@@ -141,10 +142,6 @@ def _job(raw: str, name: str, state: str, elapsed: str, node_list: str, tres: st
 
 def _whole(text: str) -> int:
     return int(text) if text.isdecimal() else 0
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def slurm_nodes(job: str) -> list[str]:

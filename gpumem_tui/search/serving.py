@@ -101,17 +101,21 @@ class Served:
     def sequences(self) -> tuple[int, int] | Unknown:
         """Return how many sequences of this length the pool holds, at least and at most."""
         pool, one = self.pool, self.sequence
-        if isinstance(one, Unknown) or isinstance(pool, Unknown):
-            return one if isinstance(one, Unknown) else pool if isinstance(pool, Unknown) else Unknown("")
+        if isinstance(one, Unknown):
+            return one
+        if isinstance(pool, Unknown):
+            return pool
         return pool.low_bytes // one.high_bytes, pool.high_bytes // one.low_bytes
 
     @property
     def pool_tokens(self) -> tuple[int, int] | Unknown:
         """Return the tokens that vLLM's log would state of the pool ("GPU KV cache size"), at least and at most."""
-        pool = self.pool
-        if isinstance(self.layers, Unknown) or isinstance(pool, Unknown):
-            return self.layers if isinstance(self.layers, Unknown) else pool if isinstance(pool, Unknown) else UNASKED
-        pages = paged(self.layers, self.kv_type, self.context, self.tensor_parallel)
+        pool, layers = self.pool, self.layers
+        if isinstance(layers, Unknown):
+            return layers
+        if isinstance(pool, Unknown):
+            return pool
+        pages = paged(layers, self.kv_type, self.context, self.tensor_parallel)
         return pages.pool_tokens(pool.low_bytes), pages.pool_tokens(pool.high_bytes)
 
     @property
@@ -124,7 +128,6 @@ class Served:
         return share if share <= 1 else Unknown(f"needs up to {format_bytes(needed.high_bytes)}")
 
 
-UNASKED = Unknown("not asked for")
 _FITS: Mapping[Fit, tuple[str, str]] = {
     "fits": ("fits", "fit"),
     "may fit": ("may fit", "may fit"),

@@ -94,6 +94,11 @@ class Comparison:
             ("largest free piece", one.largest_free_bytes, other.largest_free_bytes),
         )
 
+    @property
+    def segments(self) -> tuple[int, int]:
+        """The segments of both files."""
+        return len(self.before.segments), len(self.after.segments)
+
 
 Taken = tuple[MemorySnapshot, Sequence[Analysis]]
 """A snapshot and its devices, taken apart."""

@@ -6,8 +6,8 @@ Content-Security-Policy allows its styles only.
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
 from itertools import accumulate
 from pathlib import Path
 
@@ -49,19 +49,15 @@ def _page(title: str, facts: str, answers: Iterable[str], body: Iterable[str]) -
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{_text(title)}</title><style>\n{style}</style></head><body>"
+        f"<title>{escape(title)}</title><style>\n{style}</style></head><body>"
     )
-    top = f"<h1>{_text(title)}</h1><p class=muted>GPU memory of PyTorch, by gpumem-tui · {_text(facts)}</p>"
+    top = f"<h1>{escape(title)}</h1><p class=muted>GPU memory of PyTorch, by gpumem-tui · {escape(facts)}</p>"
     return "\n".join([head, top, *answers, *body, "</body></html>\n"])
-
-
-def _text(text: str) -> str:
-    return html.escape(text, quote=True)
 
 
 def _answers(answers: Sequence[str], devices: Sequence[int]) -> Iterator[str]:
     for device, answer in zip(devices, answers, strict=True):
-        yield f"<p><b>{f'cuda:{device}: ' if len(answers) > 1 else ''}{_text(answer)}</b></p>"
+        yield f"<p><b>{f'cuda:{device}: ' if len(answers) > 1 else ''}{escape(answer)}</b></p>"
 
 
 # One file
@@ -71,10 +67,10 @@ def _device(analysis: Analysis, devices: int) -> Iterator[str]:
     colours = _colours(analysis.categories)
     lasted = "" if analysis.duration_s is None else f" in {analysis.duration_s:.3g} s"
     yield f"<h2>cuda:{analysis.device} · {event_count(analysis.events)}{lasted}</h2>"
-    yield from (f"<p class=muted>{_text(note)}</p>" for note in analysis.notes)
+    yield from (f"<p class=muted>{escape(note)}</p>" for note in analysis.notes)
     for oom in analysis.ooms[-1:]:
-        yield f"<h3 class=failed>Out of memory at event {oom.event:,}, {_text(oom.line)}</h3>"
-        yield from (f"<p>{_text(line)}</p>" for line in oom.explanation)
+        yield f"<h3 class=failed>Out of memory at event {oom.event:,}, {escape(oom.line)}</h3>"
+        yield from (f"<p>{escape(line)}</p>" for line in oom.explanation)
     if analysis.is_recorded:
         yield f"<h3>Memory over the events, the peak {when(analysis.peak_event)}</h3>"
         yield _course(analysis, colours, max(analysis.peak_reserved_bytes, analysis.peak_allocated_bytes, 1))
@@ -108,7 +104,7 @@ def _course(analysis: Analysis, colours: Mapping[str, str], top: int) -> str:
     areas.append(f'<line class=peak x1="{peak}" x2="{peak}" y1="0" y2="{_HEIGHT}"/>')
     chart = f'<svg class=course viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none">{"".join(areas)}</svg>'
     names = {**colours, "reserved, not allocated": "cache"}
-    legend = " ".join(f'<span><i class="legend {colour}"></i>{_text(name)}</span>' for name, colour in names.items())
+    legend = " ".join(f'<span><i class="legend {colour}"></i>{escape(name)}</span>' for name, colour in names.items())
     return f"{chart}<p class=muted>0 to {format_bytes(top)}; the dashed line is the peak · {legend}</p>"
 
 
@@ -120,7 +116,7 @@ def _area(colour: str, name: str, across: Sequence[int], heights: Sequence[int],
         if at != level:
             path.append(f"H{start}V{at}")
             level = at
-    return f'<path class="{colour}" d="{"".join(path)}H{_WIDTH}V{_HEIGHT}Z"><title>{_text(name)}</title></path>'
+    return f'<path class="{colour}" d="{"".join(path)}H{_WIDTH}V{_HEIGHT}Z"><title>{escape(name)}</title></path>'
 
 
 def _parts(parts: Sequence[Part], total: int, colours: Mapping[str, str]) -> Iterator[str]:
@@ -131,7 +127,7 @@ def _parts(parts: Sequence[Part], total: int, colours: Mapping[str, str]) -> Ite
         yield (
             f"<tr><td class=size>{format_bytes(part.size_bytes)}<td class=size>{share:.1%}"
             f'<td class=bar><i class="{colour}" style="width:{share:.2%}"></i>'
-            f"<td>{_text(part.name)}<td class=size>{part.blocks:,}</tr>"
+            f"<td>{escape(part.name)}<td class=size>{part.blocks:,}</tr>"
         )
     yield "</table></div>"
 
@@ -147,8 +143,8 @@ def _stacks(analysis: Analysis, moment: str, most: int) -> Iterator[str]:
     if stacks:
         yield f"<h3>By stack, {moment}, the innermost frame first</h3>"
     for part in stacks[:most]:
-        frames = _text("\n".join(part.frames[:_MOST_FRAMES]))
-        title = f"{format_bytes(part.size_bytes)} · {_text(part.name)}"
+        frames = escape("\n".join(part.frames[:_MOST_FRAMES]))
+        title = f"{format_bytes(part.size_bytes)} · {escape(part.name)}"
         yield f"<details><summary>{title}</summary><pre>{frames}</pre></details>"
     yield from _rest(stacks[most:])
 
@@ -193,14 +189,14 @@ def _difference(found: Comparison, devices: int) -> Iterator[str]:
     categories = dict.fromkeys((*found.after.categories, *found.before.categories))
     colours = _colours(categories)
     yield f"<h2>cuda:{found.after.device} · compared {found.moment}</h2>"
-    yield from (f"<p class=muted>{_text(note)}</p>" for note in found.notes)
+    yield from (f"<p class=muted>{escape(note)}</p>" for note in found.notes)
     yield "<div class=scroll><table><tr><th>memory<th class=size>before<th class=size>after<th class=size>change</tr>"
     for title, one, other in found.figures:
-        yield f"<tr><td>{_text(title)}{_change(one, other)}</tr>"
-    counts = len(found.before.segments), len(found.after.segments)
+        yield f"<tr><td>{escape(title)}{_change(one, other)}</tr>"
+    one, other = found.segments
     yield (
-        f"<tr><td>segments<td class=size>{counts[0]:,}<td class=size>{counts[1]:,}"
-        f"<td class=size>{counts[1] - counts[0]:+,}</tr></table></div>"
+        f"<tr><td>segments<td class=size>{one:,}<td class=size>{other:,}"
+        f"<td class=size>{other - one:+,}</tr></table></div>"
     )
     yield "<h3>By category</h3>"
     yield from _changes(found.by_category, colours)
@@ -236,5 +232,5 @@ def _changes(rows: Sequence[MemoryChange], colours: Mapping[str, str]) -> Iterat
         bars = "".join(
             f'<i class="{colour}" style="width:{size / most:.2%}"></i>' for size in (row.before_bytes, row.after_bytes)
         )
-        yield f"<tr><td>{_text(line_words(row))}<td class=bar>{bars}{_change(row.before_bytes, row.after_bytes)}</tr>"
+        yield f"<tr><td>{escape(line_words(row))}<td class=bar>{bars}{_change(row.before_bytes, row.after_bytes)}</tr>"
     yield "</table></div>"

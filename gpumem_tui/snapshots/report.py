@@ -49,7 +49,7 @@ def _change_lines(found: Comparison) -> Iterator[str]:
     yield f"\n{'before':>{_SIZE_WIDTH}}  {'after':>{_SIZE_WIDTH}}  {'change':>{_SIZE_WIDTH}}"
     for title, one, other in found.figures:
         yield _changed(one, other, title)
-    one, other = len(found.before.segments), len(found.after.segments)
+    one, other = found.segments
     yield f"{one:>{_SIZE_WIDTH},}  {other:>{_SIZE_WIDTH},}  {other - one:>+{_SIZE_WIDTH},}  segments"
     for title, rows in (
         ("by category", found.by_category),

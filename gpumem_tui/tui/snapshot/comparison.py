@@ -49,9 +49,8 @@ def figure_rows(found: Comparison, width: int) -> list[ListRow]:
     name = max(8, width - 3 * _SIZE)
     lines = [row((f"{fit('', name)}{'before':>{_SIZE}}{'after':>{_SIZE}}{'change':>{_SIZE}}", f"bold {MUTED}"))]
     lines += [_figure(title, one, other, name) for title, one, other in found.figures]
-    counts = len(found.before.segments), len(found.after.segments)
-    change = counts[1] - counts[0]
-    lines.append(row((f"{fit('segments', name)}{counts[0]:>{_SIZE},}{counts[1]:>{_SIZE},}{change:>+{_SIZE},}", "")))
+    one, other = found.segments
+    lines.append(row((f"{fit('segments', name)}{one:>{_SIZE},}{other:>{_SIZE},}{other - one:>+{_SIZE},}", "")))
     lines += [row(), row((fit(f"by category, {found.moment}", width), f"bold {MUTED}"))]
     for change_row in found.by_category:
         pattern, colour = look_of(change_row.name)
