@@ -551,6 +551,17 @@ def test_a_program_whose_runs_differ_anyway_goes_on(project: Project) -> None:
     assert done.code == 0, done.stderr
 
 
+def test_a_number_that_only_tells_when_memory_is_released_is_no_size(project: Project) -> None:
+    """As when cycles of references are collected at another moment: the run that holds them longest counts."""
+    read = "values = np.zeros(int(score(x).square().sum().item()) + 1)"
+    rows = f"{read}; cycle = [x.square()]; cycle.append(cycle); del cycle; len(values) > 1 and gc.collect()"
+    project.write("kept.py", "")
+    project.write("train.py", "import gc\n" + BY_WAYS.format(rows=rows, count=1000))
+    done = project.predict("python", "train.py")
+    assert done.code == 0, done.stderr
+    assert done.json["traced"]["assumptions"] == []
+
+
 def test_an_error_after_a_count_was_read_names_its_read(project: Project) -> None:
     rows = "right = (net(x).argmax(1) == 3).sum().item(); wrong = 500 - right; print(right / wrong)"
     project.write("kept.py", "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import pytest
 import torch
@@ -424,3 +424,24 @@ def test_a_trace_that_empties_its_cache_elsewhere_is_another_program() -> None:
     (first, _), (second, _) = _emptying(2), _emptying(3)
     with pytest.raises(NotAffine):
         AffineTrace.fit((2, first), (3, replace(second, emptied=(0,))))
+
+
+@given(st.data())
+def test_the_order_of_releases_between_two_allocations_changes_nothing(data: st.DataObject) -> None:
+    recorder, held, ends = TimelineRecorder(), [], [0]
+    for step in range(data.draw(st.integers(1, 4))):
+        recorder.mark(step, Phase.FORWARD)
+        for size in data.draw(st.lists(st.integers(1, 30 * MIB), max_size=8)):
+            held.append(recorder.allocate(size))
+        ends.append(len(recorder.finish().events))
+        for number in data.draw(st.lists(st.sampled_from(held), unique=True)) if held else ():
+            held.remove(number)
+            recorder.release(number)
+        ends.append(len(recorder.finish().events))
+    run = recorder.finish()
+    parts = [run.events[start:end] for start, end in pairwise(ends)]
+    parts[1::2] = [tuple(data.draw(st.permutations(released))) for released in parts[1::2]]
+    other = replace(run, events=tuple(chain.from_iterable(parts)))
+    assert run.is_alike(other)
+    assert replay(other) == replay(run)
+    assert AffineTrace.constant(run).holds(1, other)

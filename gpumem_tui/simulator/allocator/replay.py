@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise, repeat
+from itertools import pairwise, repeat, starmap
 from math import prod
 from operator import itemgetter
 
@@ -49,10 +49,14 @@ class NotAffine(ValueError):
         return cls(reason, (2 * rows + 1, 4 * rows + 1))
 
 
-def _program(run: Timeline) -> tuple[object, ...]:
-    """Return all of a run but its sizes and its places."""
-    rules = [(number, computed.rule, computed.position) for number, computed in run.computed]
-    return run.events, run.buckets, run.marks, run.emptied, run.streams, run.completions, run.folds, rules
+def _is_same_program(run: Timeline, other: Timeline) -> bool:
+    """Return whether two runs differ in nothing but their sizes, places, and the order of simultaneous releases."""
+
+    def rest(of: Timeline) -> tuple[object, ...]:
+        rules = [(number, computed.rule, computed.position) for number, computed in of.computed]
+        return of.buckets, of.marks, of.emptied, of.streams, of.completions, of.folds, rules
+
+    return rest(run) == rest(other) and run.follows(other)
 
 
 def _in_blocks(size_bytes: int) -> int:
@@ -192,7 +196,7 @@ class AffineTrace:
                 whole bytes a sample.
         """
         (b1, t1), (b2, t2) = sorted((first, second), key=lambda pair: pair[0])
-        if _program(t1) != _program(t2):
+        if not _is_same_program(t1, t2):
             raise NotAffine(
                 f"the step allocates differently at batch sizes {b1} and {b2} "
                 f"({len(t1.events)} and {len(t2.events)} events)",
@@ -267,7 +271,7 @@ class AffineTrace:
     def holds(self, batch_size: int, traced: Timeline) -> bool:
         """Return whether a run that was not used for the fit is as predicted: every event, and every size in blocks."""
         predicted = self.at(batch_size)
-        if _program(predicted) != _program(traced):
+        if not _is_same_program(predicted, traced):
             return False
         return all(
             _in_blocks(size) == _in_blocks(other) for size, other in zip(predicted.sizes, traced.sizes, strict=True)
@@ -455,7 +459,7 @@ class TraceByLength:
             raise ValueError(f"two or three lengths give the form, not {len(lengths)}")
         first = traces[lengths[0]]
         for length in lengths[1:]:
-            if _programs(first) != _programs(traces[length]):
+            if not _are_same_programs(first, traces[length]):
                 raise NotAffine(f"the step allocates differently at sequence lengths {lengths[0]} and {length}")
         return cls(lengths, tuple(traces[length] for length in lengths))
 
@@ -498,6 +502,8 @@ def _extended(traces: Sequence[AffineTrace], weights: Sequence[int], whole: int)
     )
 
 
-def _programs(trace: AffineTrace) -> list[tuple[int, tuple[object, ...]]]:
-    """Return `_program` of the runs apart by batch size, and first, as of none, that of all others."""
-    return [(size, _program(run)) for size, run in ((0, trace.at_none), *trace.apart)]
+def _are_same_programs(trace: AffineTrace, other: AffineTrace) -> bool:
+    """Return whether `_is_same_program` holds of the traces, and of the runs that each has apart."""
+    sizes = [[size for size, _ in one.apart] for one in (trace, other)]
+    runs = ([one.at_none, *(run for _, run in one.apart)] for one in (trace, other))
+    return sizes[0] == sizes[1] and all(starmap(_is_same_program, zip(*runs, strict=True)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket
@@ -105,9 +105,28 @@ class Timeline:
         """Return the stream in whose pool an allocation is."""
         return self.streams[number - 1] if self.streams else 0
 
+    @property
+    def canonical_events(self) -> tuple[int, ...]:
+        """The events, with releases that directly follow each other sorted: the allocator's blocks are the same after.
+
+        In which order an autograd graph or a cycle of references lets its tensors go differs from run to run.
+        """
+        edges = {0, len(self.events), *self.emptied, *(mark.event for mark in self.marks)}
+        edges.update(event for event, _ in self.completions)
+        found: list[int] = []
+        for start, end in pairwise(sorted(edges)):
+            for is_release, group in groupby(self.events[start:end], (0).__gt__):
+                together = list(group)
+                found += sorted(together) if is_release else together
+        return tuple(found)
+
+    def follows(self, other: Timeline) -> bool:
+        """Return whether another run makes and releases the same allocations, of whatever size, in this order."""
+        return self.events == other.events or self.canonical_events == other.canonical_events
+
     def is_alike(self, other: Timeline) -> bool:
         """Return whether another run makes and releases allocations of these sizes in this order."""
-        return self.sizes == other.sizes and self.events == other.events
+        return self.sizes == other.sizes and self.follows(other)
 
     def at_level(self, level: Level) -> Timeline:
         """Return the same run with other sizes than expected, where they are not known or taken for a moment only."""
