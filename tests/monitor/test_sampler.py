@@ -16,7 +16,7 @@ from gpumem_tui.monitor.snapshot import DeviceState, HostProcess, ProcessKind, S
 from tests.monitor.watching import gpu, is_complete, no_processes, until, watching
 from tests.nvml_stub.machine import FakeMachine
 from tests.nvml_stub.scenario import Calls, FakeGpu, FakeInstance, FakeProcess, Scenario
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, wait_until
 
 _EIGHT = Scenario(
     gpus=[
@@ -188,3 +188,21 @@ def test_before_the_first_snapshot_there_is_none() -> None:
     sampler = Sampler(look=no_processes)
     assert sampler.latest() is None
     assert sampler.wait(None, 0.01) is None
+
+
+def test_the_sampler_is_woken_once_for_all_that_it_waits_for() -> None:
+    sampler, told, looked = Sampler(), [0], list[str]()
+
+    def all_told() -> bool:
+        looked.append(threading.current_thread().name)
+        return told[0] == 16
+
+    waiting = threading.Thread(target=sampler._wait_for, args=(all_told, DEADLINE_S), name="waits")
+    waiting.start()
+    wait_until(lambda: bool(looked))
+    for _ in range(16):
+        with sampler._progress:
+            told[0] += 1
+        sampler._tell()
+    waiting.join(DEADLINE_S)
+    assert looked.count("waits") == 2  # before it waits, and when all is there
