@@ -109,7 +109,7 @@ class Timeline:
     def canonical_events(self) -> tuple[int, ...]:
         """The events, with releases that directly follow each other sorted: the allocator's blocks are the same after.
 
-        In which order an autograd graph or a cycle of references lets its tensors go differs from run to run.
+        An autograd graph or a cycle of references lets its tensors go in an order that differs from run to run.
         """
         edges = {0, len(self.events), *self.emptied, *(mark.event for mark in self.marks)}
         edges.update(event for event, _ in self.completions)
@@ -121,7 +121,7 @@ class Timeline:
         return tuple(found)
 
     def follows(self, other: Timeline) -> bool:
-        """Return whether another run makes and releases the same allocations, of whatever size, in this order."""
+        """Return whether another run makes and releases as many allocations in this order; their sizes may differ."""
         return self.events == other.events or self.canonical_events == other.canonical_events
 
     def is_alike(self, other: Timeline) -> bool:
