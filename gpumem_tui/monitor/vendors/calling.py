@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
 from typing import Generic, TypeVar
@@ -28,15 +27,18 @@ class Calls:
         self.codes: set[int] = set()
         self._now: tuple[str, float] | None = None
 
-    @contextmanager
-    def under_way(self, function: str) -> Iterator[None]:
-        """Count a call, which is in progress until the block ends."""
+    def under_way(self, function: str) -> Calls:
+        """Count a call, which is in progress until the block that begins with this ends."""
         self.counts[function] += 1
         self._now = (function, monotonic())
-        try:
-            yield
-        finally:
-            self._now = None
+        return self
+
+    def __enter__(self) -> None:
+        """Begin the block of a call: see `under_way`."""
+
+    def __exit__(self, *_error: object) -> None:
+        """End it."""
+        self._now = None
 
     def in_progress(self) -> tuple[str, float] | None:
         """Return the call that has not returned, and for how many seconds; for other threads."""

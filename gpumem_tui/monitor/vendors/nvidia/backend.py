@@ -10,14 +10,14 @@ import ctypes
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import pynvml
 from msgspec import Struct
 
 from gpumem_tui.memory import Unknown, Value
 from gpumem_tui.monitor.backend import Fault, Gone, Identity, ListedProcess, NoSuchGpu
-from gpumem_tui.monitor.readings import NOT_READ_YET, Reading, Telemetry
+from gpumem_tui.monitor.readings import Reading, Telemetry
 from gpumem_tui.monitor.snapshot import Memory
 from gpumem_tui.monitor.vendors.calling import Called, refused
 from gpumem_tui.monitor.vendors.nvidia.calls import (
@@ -315,6 +315,26 @@ def _traffic(call: Caller, handle: object) -> Reading[_Traffic]:
 # ---- the handles
 
 
+_READS: Mapping[str, Read[Any]] = {
+    "power_w": _watts("nvmlDeviceGetPowerUsage"),
+    "power_limit_w": _watts("nvmlDeviceGetEnforcedPowerLimit"),
+    "temperature_c": _number("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU),
+    "temperature_limit_c": _SLOWDOWN_TEMPERATURE,
+    "fan_percent": _number("nvmlDeviceGetFanSpeed"),
+    "sm_clock_mhz": _number("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
+    "memory_clock_mhz": _number("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM),
+    "pcie_generation": _number("nvmlDeviceGetCurrPcieLinkGeneration"),
+    "pcie_width": _number("nvmlDeviceGetCurrPcieLinkWidth"),
+    "pcie_rx_bytes_per_s": _pcie_traffic(pynvml.NVML_PCIE_UTIL_RX_BYTES),
+    "pcie_tx_bytes_per_s": _pcie_traffic(pynvml.NVML_PCIE_UTIL_TX_BYTES),
+    "energy_j": _joules,
+    "ecc_corrected": _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
+    "ecc_uncorrected": _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+    "performance_state": _performance_state,
+    "throttle": _throttle,
+}
+"""How each reading of a GPU is fetched that is one call of its own."""
+
 _UTILIZATION = frozenset({"utilization_percent", "memory_utilization_percent"})
 _NVLINK = frozenset({"nvlink_rx_bytes", "nvlink_tx_bytes", "nvlink_rx_bytes_per_s", "nvlink_tx_bytes_per_s"})
 
@@ -400,42 +420,25 @@ class NvmlGpu:
     def read(self, names: Collection[str]) -> Telemetry:
         """Read them as `GpuHandle.read`; both utilizations are one call, and so is NVLink."""
         call, handle = self._call, self._handle
-        rates: Reading[tuple[int, int]] = NOT_READ_YET
+        found = {name: _READS[name](call, handle) for name in names if name in _READS}
         if not _UTILIZATION.isdisjoint(names):
             rates = utilization(call, handle)
-        kernels, accesses = (rates, rates) if isinstance(rates, Unknown) else rates
-        before = self._traffic
-        links: Reading[_Traffic] = NOT_READ_YET
+            kernels, accesses = (rates, rates) if isinstance(rates, Unknown) else rates
+            found |= {"utilization_percent": kernels, "memory_utilization_percent": accesses}
         if not _NVLINK.isdisjoint(names):
-            links = self._traffic = _traffic(call, handle)
+            found |= self._links()
+        return Telemetry(**found)
 
-        def due(name: str, read: Read[T]) -> Reading[T]:
-            return read(call, handle) if name in names else NOT_READ_YET
-
-        return Telemetry(
-            utilization_percent=kernels,
-            memory_utilization_percent=accesses,
-            power_w=due("power_w", _watts("nvmlDeviceGetPowerUsage")),
-            power_limit_w=due("power_limit_w", _watts("nvmlDeviceGetEnforcedPowerLimit")),
-            temperature_c=due("temperature_c", _number("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU)),
-            temperature_limit_c=due("temperature_limit_c", _SLOWDOWN_TEMPERATURE),
-            fan_percent=due("fan_percent", _number("nvmlDeviceGetFanSpeed")),
-            sm_clock_mhz=due("sm_clock_mhz", _number("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM)),
-            memory_clock_mhz=due("memory_clock_mhz", _number("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM)),
-            pcie_generation=due("pcie_generation", _number("nvmlDeviceGetCurrPcieLinkGeneration")),
-            pcie_width=due("pcie_width", _number("nvmlDeviceGetCurrPcieLinkWidth")),
-            pcie_rx_bytes_per_s=due("pcie_rx_bytes_per_s", _pcie_traffic(pynvml.NVML_PCIE_UTIL_RX_BYTES)),
-            pcie_tx_bytes_per_s=due("pcie_tx_bytes_per_s", _pcie_traffic(pynvml.NVML_PCIE_UTIL_TX_BYTES)),
-            nvlink_rx_bytes=links if isinstance(links, Unknown) else links.rx_bytes,
-            nvlink_tx_bytes=links if isinstance(links, Unknown) else links.tx_bytes,
-            nvlink_rx_bytes_per_s=_rate(before, links, lambda traffic: traffic.rx_bytes),
-            nvlink_tx_bytes_per_s=_rate(before, links, lambda traffic: traffic.tx_bytes),
-            energy_j=due("energy_j", _joules),
-            ecc_corrected=due("ecc_corrected", _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED)),
-            ecc_uncorrected=due("ecc_uncorrected", _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)),
-            performance_state=due("performance_state", _performance_state),
-            throttle=due("throttle", _throttle),
-        )
+    def _links(self) -> dict[str, Reading[int]]:
+        """Read NVLink's counters, and their rates since the last time."""
+        before, links = self._traffic, _traffic(self._call, self._handle)
+        self._traffic = links
+        return {
+            "nvlink_rx_bytes": links if isinstance(links, Unknown) else links.rx_bytes,
+            "nvlink_tx_bytes": links if isinstance(links, Unknown) else links.tx_bytes,
+            "nvlink_rx_bytes_per_s": _rate(before, links, lambda traffic: traffic.rx_bytes),
+            "nvlink_tx_bytes_per_s": _rate(before, links, lambda traffic: traffic.tx_bytes),
+        }
 
     def divided(self) -> Reading[bool]:
         """Read whether MIG is on."""
