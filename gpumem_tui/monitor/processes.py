@@ -62,6 +62,10 @@ class _Known(Struct):
     looked_s: float = 0.0
 
 
+_LONGEST_STAT = 4096
+"""More bytes than a line of /proc/PID/stat has: 52 numbers of at most 20 digits, and a name."""
+
+
 class _Stat(NamedTuple):
     """The line of /proc/PID/stat: all that changes of a process, and what tells it from another of the same pid."""
 
@@ -77,8 +81,11 @@ class _Stat(NamedTuple):
         Raises:
             OSError: there is no such process, or it may not be seen.
         """
-        with open(f"/proc/{pid}/stat", "rb") as line:
-            after_name = line.read().rpartition(b")")[2].split()
+        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            after_name = os.read(descriptor, _LONGEST_STAT).rpartition(b")")[2].split()
+        finally:
+            os.close(descriptor)
         ticks = int(after_name[11]) + int(after_name[12])
         return cls(int(after_name[1]), int(after_name[19]), ticks / _TICKS_A_S, int(after_name[21]) * _PAGE_BYTES)
 
@@ -109,13 +116,13 @@ class HostProcesses:
             known = self._known.get(pid)
             if known is None or known.start_ticks != stat.start_ticks:
                 known = self._look_up(pid, stat)
+            self._known[pid] = known
+            if not known.looked_s or now_s - known.looked_s >= _FRESH_S:
+                _take_in(known, stat, now_s)
             if self._is_contained and not known.uses_gpu:
                 known.uses_gpu = self._uses_gpu(pid)
                 if not known.uses_gpu:
                     return self._foreign(pid)
-            self._known[pid] = known
-            if not known.looked_s or now_s - known.looked_s >= _FRESH_S:
-                _take_in(known, stat, now_s)
             return known.host
         except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
             self._known.pop(pid, None)
