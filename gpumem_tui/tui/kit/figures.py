@@ -6,6 +6,7 @@ import re
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import overload
 
 from msgspec import Struct
@@ -148,8 +149,9 @@ def is_narrow(text: str) -> bool:
     return (text.isascii() and text.isprintable()) or _NARROW.fullmatch(text) is not None
 
 
+@lru_cache(1024)  # most texts are those of a second ago; Rich keeps the last 4,096 that it measured itself
 def text_width(text: str) -> int:
-    """Cells of a text. Rich keeps the last 4,096 texts that it measured: in a chart over time each is another one."""
+    """Cells of a text."""
     return len(text) if is_narrow(text) else cell_len(text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from msgspec import Struct
 from rich.cells import cell_len
@@ -33,12 +34,15 @@ class Share(Struct, frozen=True):
 
 def bar(stretches: Sequence[Share], width: int) -> Row:
     """Return the bar, each stretch in its pattern, with its name and GiB written in where there is room."""
+    return list(_bar(tuple(stretches), width))
+
+
+@lru_cache(256)  # as a job that trains holds what it held a second ago
+def _bar(stretches: tuple[Share, ...], width: int) -> tuple[Span, ...]:
     drawn = [share for share in stretches if isinstance(share.size_bytes, int) and share.size_bytes > 0]
     sizes = [share.size_bytes for share in drawn if isinstance(share.size_bytes, int)]
-    spans: Row = []
-    for share, cells in zip(drawn, proportions(sizes, width), strict=True):
-        spans += _stretch(share, cells)
-    return spans
+    cells = proportions(sizes, width)
+    return tuple(span for share, count in zip(drawn, cells, strict=True) for span in _stretch(share, count))
 
 
 def _stretch(share: Share, cells: int) -> Iterator[Span]:
