@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from time import monotonic
 
 from msgspec import Struct
@@ -25,7 +26,7 @@ from gpumem_tui.monitor.snapshot import (
     Memory,
     ProcessKind,
 )
-from gpumem_tui.monitor.threads import Worker
+from gpumem_tui.monitor.threads import Crew, Job, Worker
 from gpumem_tui.text import without_escapes
 
 NOT_RETURNED = "has not returned for"
@@ -82,24 +83,25 @@ class RawReadings(Struct):
 
 
 class GpuReader:
-    """Reads whichever GPU the driver has at one index, in a thread of its own, and shows how that GPU is.
+    """Reads whichever GPU the driver has at one index, one pass at a time, and shows how that GPU is.
 
     Args:
         index: the driver's.
-        backend: for that thread.
+        backend: for these passes alone.
         slow_every: in how many passes the slow values are read once.
         tell: called when the values that are read each time are there, and after each pass.
+        crew: makes the passes, and those of other GPUs.
 
     Attributes:
         absent: the driver has no GPU at this index any more.
     """
 
-    def __init__(self, index: int, backend: GpuBackend, slow_every: int, tell: Callable[[], None]) -> None:
+    def __init__(self, index: int, backend: GpuBackend, slow_every: int, tell: Callable[[], None], crew: Crew) -> None:
         self.index = index
         self.backend = backend
         self.raw = RawReadings()
         self.absent = False
-        self.worker = Worker(f"gpu-{index}", self._read, tell)
+        self.worker = Worker(self._read, tell, crew)
         self._slow_every = slow_every
         self._tell = tell
         self._gpu: GpuHandle | None = None
@@ -136,10 +138,10 @@ class GpuReader:
         """Have the next pass find out which GPU has this index now."""
         self._stale_handle = True
 
-    # ---- in its thread
+    # ---- in a thread of the crew
 
-    def _read(self) -> None:
-        """Make one pass. Faults become unknown values, or a lost GPU."""
+    def _read(self) -> Job | None:
+        """Read what is read each time; return what is left of the pass. Faults become unknown values, or a lost GPU."""
         self.backend.begin_pass()
         try:
             gpu = self._gpu
@@ -148,15 +150,28 @@ class GpuReader:
             self._read_each_time(gpu)
             self.raw.instances = tuple(map(_read_instance, self._instances))
             self.backend.check_answers()
-            self.raw.lost = ""
-            self.raw.read_at = monotonic()
-            self._tell()
-            self._read_slow(gpu)
-            self._pass += 1
         except Fault as fault:
-            self.absent = isinstance(fault, NoSuchGpu)
-            self.raw.lost = fault.reason
-            self._gpu = None
+            self._lose(fault)
+            return None
+        self.raw.lost = ""
+        self.raw.read_at = monotonic()
+        self._pass += 1
+        if (self._pass - 1) % self._slow_every and not self._instances_vanished():
+            return None
+        self._tell()
+        return partial(self._read_rest, gpu, (self._pass - 1) // self._slow_every)
+
+    def _read_rest(self, gpu: GpuHandle, slow_pass: int) -> None:
+        """Read what is slow, once all GPUs were read of which others wait for news."""
+        try:
+            self._read_slow(gpu, slow_pass)
+        except Fault as fault:
+            self._lose(fault)
+
+    def _lose(self, fault: Fault) -> None:
+        self.absent = isinstance(fault, NoSuchGpu)
+        self.raw.lost = fault.reason
+        self._gpu = None
 
     def _take_handle(self) -> GpuHandle:
         self._stale_handle = False
@@ -174,10 +189,7 @@ class GpuReader:
             self.raw.compute_processes = gpu.compute_processes()
         self._read_at(Pace.EACH_TIME, gpu)
 
-    def _read_slow(self, gpu: GpuHandle) -> None:
-        slow_pass, rest = divmod(self._pass, self._slow_every)
-        if rest and not self._instances_vanished():
-            return
+    def _read_slow(self, gpu: GpuHandle, slow_pass: int) -> None:
         self._read_mig(gpu)
         if not self._in_mig:
             self.raw.graphics_processes = gpu.graphics_processes()

@@ -1,9 +1,10 @@
 """Snapshots of all GPUs, live, regardless of the driver.
 
-One thread makes the snapshots and never calls the driver. Calls that may hang are made by workers, one for each GPU,
-one for each driver as a whole and one for the host: at each interval they are asked to read, the healthy ones answer
-within milliseconds, and those that do not are shown with what they read last and how old it is. (If a hung call holds a
-lock inside the library, calls about other GPUs hang too, and all are marked stale; the snapshots continue.)
+One thread makes the snapshots and never calls the driver. Calls that may hang are made by crews, one for each driver
+and one for the host: at each interval they are asked to read all GPUs, the healthy ones answer within milliseconds, and
+those that do not are shown with what they read last and how old it is, while another thread of the crew continues with
+the others. (If a hung call holds a lock inside the library, calls about other GPUs hang too, and all are marked stale;
+the snapshots continue.)
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gpumem_tui.monitor.backend import Vendor
 from gpumem_tui.monitor.gpu_reader import GpuReader
 from gpumem_tui.monitor.readings import NOT_READ_YET, Reading
 from gpumem_tui.monitor.snapshot import DriverReading, GpuReading, HostProcess, HostReading, Snapshot
-from gpumem_tui.monitor.threads import LatestSnapshot, Worker
+from gpumem_tui.monitor.threads import Crew, LatestSnapshot, Worker
 from gpumem_tui.monitor.vendor_gpus import VendorGpus
 from gpumem_tui.system import host_name
 
@@ -36,6 +37,8 @@ _SLOW_PATIENCE_S = 1.0
 """How long after the first one others follow, each as soon as there is more."""
 _START_PATIENCE_S = 1.0
 """The limit for starting the driver."""
+_TURN_S = 0.01
+"""How long the GPUs that wait for a slow one do so: a healthy one takes a tenth of it."""
 _HOST_STUCK_AFTER_S = 2.0
 
 Look = Callable[[Iterable[int]], Mapping[int, Reading[HostProcess]]]
@@ -115,6 +118,7 @@ class Sampler(LatestSnapshot):
         self._proc = proc
         self._only = vendor
         self._parts: list[VendorGpus] = []
+        self._crews: list[Crew] = []
         self._host = HostReader(look)
         self._plug_ins_asked = False
         self._plug_ins: tuple[tuple[Vendor, ...], tuple[str, ...]] | None = None
@@ -138,9 +142,10 @@ class Sampler(LatestSnapshot):
     # ---- the thread that makes snapshots
 
     def _run(self) -> None:
+        self._crews.append(Crew("gpu-host"))
+        self._plug_ins_worker = Worker(self._load_plug_ins, self._tell, self._crews[0])
+        self._host_worker = Worker(self._host.read, self._tell, self._crews[0])
         self._add_vendors(vendors.BUILT_IN if self._only is None else [self._only])
-        self._plug_ins_worker = Worker("gpu-vendors", self._load_plug_ins, self._tell)
-        self._host_worker = Worker("gpu-host", self._host.read, self._tell)
         self._host_worker.ask()  # imports what it needs while the driver starts
         next_at = monotonic()
         first = True
@@ -152,12 +157,14 @@ class Sampler(LatestSnapshot):
             first = False
             next_at = max(next_at + self._interval_s, monotonic())
             self._wait_for(lambda: self._stopped, next_at - monotonic())
-        for ending in [self._plug_ins_worker.end, self._host_worker.end, *(part.end for part in self._parts)]:
-            ending()
+        for crew in self._crews:
+            crew.end()
 
     def _add_vendors(self, found: Iterable[Vendor]) -> None:
         for vendor in found:
-            self._parts.append(VendorGpus(vendor, self._proc, self._interval_s, self._slow_every, self._tell))
+            part = VendorGpus(vendor, self._proc, self._interval_s, self._slow_every, self._tell)
+            self._parts.append(part)
+            self._crews.append(part.crew)
 
     def _load_plug_ins(self) -> None:
         self._plug_ins = vendors.plugged_in()
@@ -183,9 +190,17 @@ class Sampler(LatestSnapshot):
                 self._progress.notify_all()
 
     def _wait_for(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        """Wait until it holds or time is up; meanwhile crews whose jobs wait for slow ones get more threads."""
+        end_s = monotonic() + timeout_s
         with self._progress:
             self._awaited = lambda: self._stopped or condition()
-            self._progress.wait_for(self._awaited, max(0.0, timeout_s))
+            while True:
+                left_s, behind = max(0.0, end_s - monotonic()), [crew for crew in self._crews if crew.is_behind]
+                wait_s = min(left_s, _TURN_S) if behind else left_s
+                if self._progress.wait_for(self._awaited, wait_s) or wait_s == left_s:
+                    break
+                for crew in behind:
+                    crew.reinforce()
             self._awaited = None
 
     def _tend_drivers(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
@@ -89,33 +91,85 @@ class LatestSnapshot:
         self._newest.unsubscribe(tell)
 
 
+Job = Callable[[], "Job | None"]
+"""Something to do; returns what is left of it, to be done after the jobs that wait."""
+
+
+class Crew:
+    """Threads that do jobs one after the other: one, and more only while jobs take long.
+
+    Threads that call a driver at the same time wait for the interpreter at each return. They are daemons: a job that
+    hangs does not keep the program from its end.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._idle = 0
+        self._changes = threading.Lock()
+        self._add()
+
+    def do(self, job: Callable[[], None]) -> None:
+        """Have a job done, which raises nothing."""
+        self._jobs.put(job)
+
+    @property
+    def is_behind(self) -> bool:
+        """Return whether jobs wait."""
+        return not self._jobs.empty()
+
+    def reinforce(self) -> None:
+        """Add a thread if jobs wait and all threads are at work: to be called again and again while it is behind."""
+        if self.is_behind and not self._idle:
+            self._add()
+
+    def end(self) -> None:
+        """Do no more jobs. Returns at once."""
+        self._jobs.put(None)
+
+    def _add(self) -> None:
+        threading.Thread(target=self._run, name=self._name, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._changes:
+                if self._idle and not self.is_behind:
+                    return  # the others were slow, and are no more
+                self._idle += 1
+            job = self._jobs.get()
+            with self._changes:
+                self._idle -= 1
+            if job is None:
+                self._jobs.put(None)  # for the other threads
+                return
+            job()
+
+
 class Worker:
-    """A daemon thread that does one job each time it is asked: a job that hangs blocks nothing, not even the exit.
+    """Does one job each time it is asked: a job that hangs blocks nothing.
 
     Args:
-        name: the thread's.
         job: what to do.
         tell: called after each job.
+        crew: does it.
 
     Attributes:
         asked_at: when the job that runs was asked for (`time.monotonic`); None while none exists.
         error: one line on the unexpected error that ended the last job; empty if it ended well.
     """
 
-    def __init__(self, name: str, job: Callable[[], None], tell: Callable[[], None]) -> None:
+    def __init__(self, job: Job, tell: Callable[[], None], crew: Crew) -> None:
         self.asked_at: float | None = None
         self.error = ""
         self._job = job
         self._tell = tell
-        self._asked = threading.Event()
-        self._ended = False
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        self._crew = crew
 
     def ask(self) -> None:
         """Begin the job, unless the last one still runs."""
         if self.asked_at is None:
             self.asked_at = monotonic()
-            self._asked.set()
+            self._crew.do(partial(self._do, self._job))
 
     def busy_s(self) -> float:
         """Return for how many seconds the job has been running; 0 while none exists."""
@@ -127,21 +181,14 @@ class Worker:
         """Return whether no job runs."""
         return self.asked_at is None
 
-    def end(self) -> None:
-        """Do no more jobs. Returns at once."""
-        self._ended = True
-        self._asked.set()
-
-    def _run(self) -> None:
-        while True:
-            self._asked.wait()
-            self._asked.clear()
-            if self._ended:
-                return
-            try:
-                self._job()
-                self.error = ""
-            except Exception as error:  # noqa: BLE001  named on the screen; the next job may go well
-                self.error = own_error(error)
-            self.asked_at = None
-            self._tell()
+    def _do(self, job: Job) -> None:
+        try:
+            left = job()
+            self.error = ""
+        except Exception as error:  # noqa: BLE001  named on the screen; the next job may go well
+            left, self.error = None, own_error(error)
+        if left is not None:
+            self._crew.do(partial(self._do, left))
+            return
+        self.asked_at = None
+        self._tell()

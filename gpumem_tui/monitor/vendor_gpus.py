@@ -1,4 +1,4 @@
-"""The GPUs of one vendor: its driver, tended by a worker, and a reader for each GPU that the driver lists."""
+"""The GPUs of one vendor: its driver and a reader for each GPU that the driver lists, tended by one crew."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpumem_tui.monitor.backend import Vendor
 from gpumem_tui.monitor.driver import Driver
 from gpumem_tui.monitor.gpu_reader import GpuReader, Hosts, Roster, have_moved, not_returned
 from gpumem_tui.monitor.snapshot import STARTING, DriverReading, GpuReading, HostReading
-from gpumem_tui.monitor.threads import Worker
+from gpumem_tui.monitor.threads import Crew, Worker
 
 _LONGEST_BACK_OFF_S = 10.0
 STARTS_WITHIN_S = 30.0
@@ -29,6 +29,7 @@ class VendorGpus:
 
     Attributes:
         readers: by the driver's index.
+        crew: makes all calls of the driver.
     """
 
     def __init__(
@@ -37,7 +38,8 @@ class VendorGpus:
         self.vendor = vendor
         self.driver = Driver(vendor, proc)
         self.readers: dict[int, GpuReader] = {}
-        self.worker = Worker("gpu-driver", self.driver.tend, tell)
+        self.crew = Crew("gpu-driver")
+        self.worker = Worker(self.driver.tend, tell, self.crew)
         self._proc = proc
         self._interval_s = interval_s
         self._slow_every = slow_every
@@ -96,12 +98,6 @@ class VendorGpus:
             for reader in self.readers.values():
                 reader.look_again()
 
-    def end(self) -> None:
-        """End the workers."""
-        self.worker.end()
-        for reader in self.readers.values():
-            reader.worker.end()
-
     def _adopt(self, starts: int, count: int) -> None:
         """Keep one reader for each index that the driver has; those that are there find out whose index it is now."""
         if (starts, count) != self._adopted:
@@ -111,12 +107,11 @@ class VendorGpus:
         for index in range(count):
             if index not in self.readers:
                 backend = self.vendor.open(self._proc)
-                self.readers[index] = GpuReader(index, backend, self._slow_every, self._tell)
+                self.readers[index] = GpuReader(index, backend, self._slow_every, self._tell, self.crew)
 
     def _drop(self, indices: Iterable[int]) -> None:
         for index in indices:
             reader = self.readers.pop(index)
-            reader.worker.end()
             self._former_calls.update(reader.backend.calls)
 
     # ---- what it puts into a snapshot

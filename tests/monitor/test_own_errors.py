@@ -19,7 +19,7 @@ from gpumem_tui.monitor.readings import Telemetry
 from gpumem_tui.monitor.report import snapshot_json
 from gpumem_tui.monitor.sampler import Sampler
 from gpumem_tui.monitor.snapshot import DeviceState, Snapshot
-from gpumem_tui.monitor.threads import Worker
+from gpumem_tui.monitor.threads import Crew, Worker
 from tests.monitor.file_vendor import FILES, FileBackend, FileGpu
 from tests.monitor.test_vendors import FileLab
 from tests.monitor.vendor_kit import KitGpu
@@ -128,14 +128,15 @@ def test_a_mistake_where_processes_are_looked_up_leaves_the_gpus_alone(tmp_path:
 
 def test_a_worker_does_its_next_job_after_one_that_failed() -> None:
     jobs: list[Callable[[], object]] = [lambda: 1 // 0, lambda: None]
-    worker = Worker("test", lambda: print(jobs.pop(0)()), lambda: None)
+    crew = Crew("test")
+    worker = Worker(lambda: print(jobs.pop(0)()), lambda: None, crew)
     worker.ask()
     wait_until(lambda: worker.is_idle and worker.error)
     assert _is_ours(worker.error, "ZeroDivisionError")
     worker.ask()
     wait_until(lambda: worker.is_idle and not jobs)
     assert worker.error == ""
-    worker.end()
+    crew.end()
 
 
 def test_the_place_is_ours_and_where_it_began() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from gpumem_tui.memory import GIB, Bucket, Unknown
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.sampler import Sampler
 from gpumem_tui.monitor.snapshot import DeviceState, HostProcess, ProcessKind, Snapshot
+from gpumem_tui.monitor.threads import Crew
 from tests.monitor.watching import gpu, is_complete, no_processes, until, watching
 from tests.nvml_stub.machine import FakeMachine
 from tests.nvml_stub.scenario import Calls, FakeGpu, FakeInstance, FakeProcess, Scenario
@@ -206,3 +208,29 @@ def test_the_sampler_is_woken_once_for_all_that_it_waits_for() -> None:
         sampler._tell()
     waiting.join(DEADLINE_S)
     assert looked.count("waits") == 2  # before it waits, and when all is there
+
+
+def test_a_crew_has_more_threads_only_while_a_job_takes_long() -> None:
+    released, done = threading.Event(), list[str]()
+    crew = Crew("crew-of-a-test")
+
+    def threads() -> int:
+        return sum(thread.name == "crew-of-a-test" for thread in threading.enumerate())
+
+    def hang() -> None:
+        released.wait(DEADLINE_S)
+
+    crew.do(hang)
+    wait_until(lambda: not crew.is_behind)
+    for number in range(8):
+        crew.do(partial(done.append, str(number)))
+    assert done == []
+    crew.reinforce()
+    wait_until(lambda: len(done) == 8)
+    assert (done, threads()) == (sorted(done), 2), "one for the job that hangs, one for all others"
+    crew.reinforce()
+    assert threads() == 2
+    released.set()
+    wait_until(lambda: threads() == 1)
+    crew.end()
+    wait_until(lambda: threads() == 0)
