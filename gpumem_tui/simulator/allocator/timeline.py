@@ -107,9 +107,9 @@ class Timeline:
 
     @property
     def canonical_events(self) -> tuple[int, ...]:
-        """The events, with releases that directly follow each other sorted: the allocator's blocks are the same after.
+        """The events with neighbouring releases sorted, which leaves the allocator the same free blocks.
 
-        An autograd graph or a cycle of references lets its tensors go in an order that differs from run to run.
+        Runs of one program differ in it: an autograd graph releases its tensors in any order.
         """
         edges = {0, len(self.events), *self.emptied, *(mark.event for mark in self.marks)}
         edges.update(event for event, _ in self.completions)
