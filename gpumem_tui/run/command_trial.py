@@ -391,6 +391,7 @@ class _Simulated(_Trial):
     def _does_not_fit(self) -> None:
         self._follow_context()
         self.name_what_lives()
+        self.reporter.does_not_fit = True
         self.reporter.conclude(self.trial_done("oom", (self.gpu.finish(failed=True), ""), self._message))
 
     def _died(self, detail: str) -> None:

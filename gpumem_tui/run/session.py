@@ -150,6 +150,9 @@ class _Session:
             self._failed(error)
             if self.reporter().runs_again:
                 return
+            if self.reporter().does_not_fit:
+                error, trace = error.with_traceback(None), None
+                error.__cause__ = error.__context__ = None
         self._before(kind, error, trace)
 
     def _failed(self, error: BaseException) -> None:
@@ -187,6 +190,7 @@ class Reporter:
     Attributes:
         is_concluded: the outcome was sent. `has_all_steps`: all steps that were asked for were made.
         runs_again: the error that ends it is not to be shown, as it is run once more without it.
+        does_not_fit: its error is the answer that was asked for, and is shown as one line.
         steps: returns the optimizer steps so far. `on_end`: called as the interpreter exits.
         on_error: called with the words of an error that ends the process, and with it; it may conclude otherwise.
     """
@@ -205,6 +209,7 @@ class Reporter:
         self.is_concluded = False
         self.has_all_steps = False
         self.runs_again = False
+        self.does_not_fit = False
         self.steps: Callable[[], int] = lambda: 0
         self.on_end: Callable[[], None] = lambda: None
         self.on_error: Callable[[str, BaseException], None] = lambda *_: None

@@ -75,6 +75,8 @@ def test_the_largest_batch_of_inference_is_searched(project: Project) -> None:
     fits = done.lines[-1]["max_batch_size"]
     outcomes = {line["batch_size"]: line["outcome"] for line in done.lines[:-1] if "outcome" in line}
     assert outcomes == {fits: "fit", fits + 1: "oom"}
+    assert done.stderr.count("| torch.OutOfMemoryError: CUDA out of memory. ") == 1
+    assert "Traceback" not in done.stderr, "that it does not fit is what was asked"
 
 
 @pytest.mark.parametrize(
