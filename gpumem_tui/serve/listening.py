@@ -128,15 +128,20 @@ class Seldom(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Report it, unless one of its kind was reported within the minute."""
         error = record.exc_info[1] if record.exc_info else None
-        kind = f"{record.msg}{type(error).__name__ if error else ''}"
+        kind = f"{_first_line(record.msg)}{type(error).__name__ if error else ''}"
         now_s = time.monotonic()
         if now_s - self._said_at.get(kind, -_SELDOM_S) >= _SELDOM_S:
             self._said_at[kind] = now_s
             because = f": {type(error).__name__}: {error}" if error else ""
-            self._say(" ".join(f"{record.getMessage()}{because}".split()))
+            self._say(" ".join(f"{_first_line(record.getMessage())}{because}".split()))
 
     def listen(self) -> None:
         """Take the place of the handlers that print a traceback."""
         for name in _LOGGERS:
             logger = logging.getLogger(name)
             logger.handlers, logger.propagate = [self], False
+
+
+def _first_line(message: object) -> str:
+    """Return what a message is about: below it asyncio lists the connection's objects, which are others each time."""
+    return str(message).partition("\n")[0]

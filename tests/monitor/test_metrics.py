@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partialmethod
 from http.client import HTTPConnection
 from urllib.error import HTTPError
 
@@ -16,16 +18,24 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpumem_tui.addresses import is_loopback
+from gpumem_tui.connections import FIRST_BYTE_S, REQUEST_S
 from gpumem_tui.errors import OptionError
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor import metrics as served
-from gpumem_tui.monitor.metrics import Server, this_machine
+from gpumem_tui.monitor.metrics import Machine, Server, this_machine
 from gpumem_tui.monitor.snapshot import DeviceState, Instance, Snapshot
 from tests.monitor.scripted import Scripted
 from tests.monitor.snapshots import RESERVED_BYTES, START_S, gpu, machine, memory, process
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 Scrape = Callable[[Snapshot | None], Series]
+
+
+@pytest.fixture(autouse=True)
+def quick_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server looks every half second whether it was stopped."""
+    each = served._Connections
+    monkeypatch.setattr(each, "serve_forever", partialmethod(each.serve_forever, 0.01))
 
 
 @pytest.fixture
@@ -85,14 +95,20 @@ def test_who_means_another_machine_is_refused(bound: str, asked: str, code: int)
         server.stop()
 
 
-def test_who_says_nothing_shuts_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served, "_MOST_CONNECTIONS", 4)
+def _connected(stack: ExitStack, server: Server) -> socket.socket:
+    return stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=30))
+
+
+@pytest.mark.parametrize(("most", "of_an_address"), [(4, 24), (32, 4)])
+def test_who_says_nothing_shuts_nobody_out(most: int, of_an_address: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "_MOST_CONNECTIONS", most)
+    monkeypatch.setattr(served, "_MOST_OF_AN_ADDRESS", of_an_address)
+    monkeypatch.setattr(served._Silent, "timeout", None)  # so that nothing else closes them
+    monkeypatch.setattr(served, "REQUEST_S", 300.0)
     server = Server(this_machine(Scripted()), "127.0.0.1", 0)
     try:
         with ExitStack() as stack:
-            silent = [
-                stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=30)) for _ in range(12)
-            ]
+            silent = [_connected(stack, server) for _ in range(12)]
             silent[-1].sendall(b"GET /metrics HTTP/1.1\r\n")  # which is no whole request
             for _ in range(3):
                 address = f"http://127.0.0.1:{server.port}/metrics"
@@ -101,6 +117,33 @@ def test_who_says_nothing_shuts_nobody_out(monkeypatch: pytest.MonkeyPatch) -> N
             assert [one.recv(1) for one in silent[:8]] == [b""] * 8, "the oldest went"
     finally:
         server.stop()
+
+
+def test_who_has_asked_gets_the_answer_however_many_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "_MOST_CONNECTIONS", 2)
+    asked, answered = threading.Event(), threading.Event()
+
+    def machines() -> Iterator[Machine]:
+        asked.set()
+        answered.wait(30)
+        yield Machine("node", None)
+
+    server = Server(machines, "127.0.0.1", 0)
+    try:
+        with ExitStack() as stack:
+            asking = _connected(stack, server)
+            asking.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            assert asked.wait(30)
+            first, *_ = [_connected(stack, server) for _ in range(3)]
+            assert first.recv(1) == b""
+            answered.set()
+            assert b" 200 " in asking.recv(100)
+    finally:
+        server.stop()
+
+
+def test_connections_have_5_s_for_a_byte_and_10_for_all() -> None:
+    assert (served._Silent.timeout, FIRST_BYTE_S, REQUEST_S) == (5, 5, 10)
 
 
 def test_no_connection_waits_long(monkeypatch: pytest.MonkeyPatch) -> None:

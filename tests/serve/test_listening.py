@@ -1,14 +1,20 @@
-"""The web server's lines on errors of connections."""
+"""Connections to the web server: who stays and who is let go, and its lines on errors."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
 from gpumem_tui.connections import Admission
-from gpumem_tui.serve.listening import Seldom
+from gpumem_tui.serve import listening as module
+from gpumem_tui.serve.listening import Listening, Seldom
 
 
 def _logged(seldom: Seldom, message: str, error: Exception | None = None) -> None:
@@ -20,16 +26,16 @@ def test_of_each_kind_of_error_a_line_is_said_in_a_minute(monkeypatch: pytest.Mo
     said, now = list[str](), [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     seldom = Seldom(said.append)
-    for _ in range(1000):
+    for fd in range(1000):
         _logged(seldom, "socket.accept() out of system resource", OSError(24, "Too many open files"))
-        _logged(seldom, "something\nelse")
+        _logged(seldom, f"Fatal error on transport\nprotocol: <_Bounded at {fd}>\ntransport: <fd={fd}>")
     assert said == [
         "socket.accept() out of system resource: OSError: [Errno 24] Too many open files",
-        "something else",
+        "Fatal error on transport",
     ]
     now[0] = 61.0
-    _logged(seldom, "something\nelse")
-    assert said[2:] == ["something else"]
+    _logged(seldom, "Fatal error on transport\nprotocol: <_Bounded at 7>")
+    assert said[2:] == ["Fatal error on transport"]
 
 
 def test_of_those_that_are_idle_the_oldest_goes_and_who_is_at_work_stays() -> None:
@@ -54,3 +60,79 @@ def test_where_all_are_at_work_nobody_is_let_in() -> None:
         assert admitted is not None
         admitted.is_idle = False
     assert gate.admit("c", lambda: None) is None
+
+
+class _Inner(asyncio.Protocol):
+    """In the place of aiohttp's, which closes connections by itself."""
+
+    made: ClassVar[list[asyncio.BaseTransport]] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.made.append(transport)
+
+
+@asynccontextmanager
+async def _listening(most: int) -> AsyncIterator[tuple[Listening, Callable[..., Awaitable[asyncio.StreamReader]]]]:
+    """Yield what listens, and what connects to it."""
+    listening = Listening(most)
+    listening.server = _Inner  # type: ignore[assignment]
+    _Inner.made.clear()
+    server = await asyncio.get_running_loop().create_server(listening.protocol, "127.0.0.1", 0)
+    writers: list[asyncio.StreamWriter] = []
+
+    async def connect(said: bytes = b"") -> asyncio.StreamReader:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writers.append(writer)
+        writer.write(said)
+        return reader
+
+    yield listening, connect
+    for writer in writers:
+        writer.close()
+    server.close()
+
+
+async def _is_closed(reader: asyncio.StreamReader) -> bool:
+    with suppress(ConnectionResetError):
+        return await asyncio.wait_for(reader.read(1), 30) == b""
+    return True
+
+
+@asynccontextmanager
+async def _at_work(listening: Listening, transport: asyncio.BaseTransport) -> AsyncIterator[None]:
+    """Have a request of a connection answered for as long."""
+    done = asyncio.Event()
+
+    async def answer(_: object) -> None:
+        await done.wait()
+
+    request = SimpleNamespace(transport=transport)
+    task = asyncio.ensure_future(listening.at_work(request, answer))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    yield
+    done.set()
+    await task
+
+
+async def test_who_gives_nothing_goes_then_who_gives_no_whole_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_BYTE_S", 0.05)
+    monkeypatch.setattr(module, "REQUEST_S", 0.4)
+    async with _listening(8) as (listening, connect):
+        asking = await connect(b"G")
+        silent, half = await connect(), await connect(b"GET / HTTP/1.1\r\n")
+        async with _at_work(listening, _Inner.made[0]):
+            assert await _is_closed(silent)
+            assert not half.at_eof()
+            assert await _is_closed(half)
+            assert not asking.at_eof()
+
+
+async def test_for_a_new_one_the_oldest_goes_that_is_not_at_work() -> None:
+    async with _listening(2) as (listening, connect):
+        asking, first, second = await connect(), await connect(), await connect()
+        assert await _is_closed(asking)
+        assert not first.at_eof()
+        async with _at_work(listening, _Inner.made[1]), _at_work(listening, _Inner.made[2]):
+            assert await _is_closed(await connect()), "both are at work"
+            assert not first.at_eof()
+            assert not second.at_eof()
