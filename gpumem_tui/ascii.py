@@ -48,9 +48,13 @@ def wants_ascii(environ: Mapping[str, str]) -> bool:
 @cache
 def is_ascii_only() -> bool:
     """Return `wants_ascii` of the environment in which this process was started, or what the user's settings have."""
-    if wants_ascii(_without_coercion(os.environ, _at_start())):
-        return True
-    return not os.environ.get("GPUMEM_TUI_ASCII") and _is_set()
+    return wants_ascii(_without_coercion(os.environ, _at_start())) or is_chosen()
+
+
+def is_chosen() -> bool:
+    """Return whether the user asks for ASCII, by ``GPUMEM_TUI_ASCII`` or the settings, whatever the locale has."""
+    asked = os.environ.get("GPUMEM_TUI_ASCII", "")
+    return asked != "0" if asked else _is_set()
 
 
 def _is_set() -> bool:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpumem_tui.ascii import wants_ascii
+from gpumem_tui.ascii import is_chosen, wants_ascii
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.snapshot import DeviceState, GpuReading, Snapshot
 from gpumem_tui.monitor.vendors import known, of_brand, vendor
@@ -86,6 +86,7 @@ class System:
         root: the file system.
         is_terminal: stdin, stdout and stderr all are.
         size: of the terminal, columns and lines; 0 where it is unknown.
+        chose_ascii: the user asks for ASCII, whatever the terminal can show.
     """
 
     root: Path
@@ -95,6 +96,7 @@ class System:
     is_terminal: bool
     size: tuple[int, int]
     encoding: str
+    chose_ascii: bool = False
 
     @classmethod
     def here(cls) -> System:
@@ -112,6 +114,7 @@ class System:
             is_terminal=all(stream is not None and stream.isatty() for stream in streams),
             size=(size.columns, size.lines),
             encoding=getattr(sys.stdout, "encoding", "no output").removeprefix("gpumem_tui_"),
+            chose_ascii=is_chosen(),
         )
 
 
@@ -250,10 +253,12 @@ def terminal_check(system: System) -> Check:
     place = " in tmux" if "TMUX" in system.environ else ""
     colours = _colours(system.environ)
     size = f"{columns}×{lines}" if columns and lines else "size unknown"
-    found = f"{size}, {term or 'TERM unset'}{place}, {colours}, {system.encoding}"
+    characters = "ASCII as you chose" if system.chose_ascii else system.encoding
+    found = f"{size}, {term or 'TERM unset'}{place}, {colours}, {characters}"
     if term in ("", "dumb"):
         return Check("terminal", Status.FAIL, found, "`export TERM=xterm-256color`, or the name of your terminal")
-    if system.encoding.lower().replace("-", "") != "utf8" or wants_ascii(system.environ):
+    is_utf8 = system.encoding.lower().replace("-", "") == "utf8" and not wants_ascii(system.environ)
+    if not is_utf8 and not system.chose_ascii:
         return Check("terminal", Status.WARN, found, "`export LC_ALL=C.UTF-8`; until then the screen is ASCII")
     if colours == "16 colours":
         remedy = "`set -g default-terminal tmux-256color` in ~/.tmux.conf" if place else "`export TERM=xterm-256color`"

@@ -35,7 +35,7 @@ from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.clipboard import is_in_tmux, to_tmux
 from gpumem_tui.tui.kit.filters import AsciiFilter, PlainFilter
 from gpumem_tui.tui.kit.first_picture import leave_signals
-from gpumem_tui.tui.kit.glyphs import LIGHT_PALETTE, PALETTE, THEME, THEMES
+from gpumem_tui.tui.kit.glyphs import LIGHT_PALETTE, PALETTE, THEME, THEMES, see_cursor
 from gpumem_tui.tui.kit.main_screen import FRAME_CSS, Act, ActingApp, MainScreen, ScreenName, permitted, refused
 from gpumem_tui.tui.kit.textual_internals import ParsedOnce, TerminalDriver, screen_text
 
@@ -252,6 +252,8 @@ class GpuMemApp(ActingApp[int]):
         """Return the colours of the theme, worked out once: Textual asks for each screen."""
         if self._coloured is not self.current_theme:
             self._coloured, self._colours = self.current_theme, super().get_css_variables()
+            if self.current_theme not in THEMES:
+                see_cursor(self._colours)
         return self._colours
 
     def get_theme_variable_defaults(self) -> dict[str, str]:

@@ -154,6 +154,8 @@ def test_container(system: System, marked: bool, environ: dict[str, str], status
         ({"size": (60, 20)}, Status.WARN, "60×20, xterm-256color, 16 million colours, utf-8"),
         ({"size": (0, 0)}, Status.OK, "size unknown, xterm-256color, 16 million colours, utf-8"),
         ({"encoding": "ANSI_X3.4-1968"}, Status.WARN, "120×40, xterm-256color, 16 million colours, ANSI_X3.4-1968"),
+        ({"encoding": "ascii", "chose_ascii": True}, Status.OK,
+         "120×40, xterm-256color, 16 million colours, ASCII as you chose"),
         ({"environ": {"TERM": "screen", "TMUX": "x"}}, Status.WARN, "120×40, screen in tmux, 16 colours, utf-8"),
         ({"environ": {"TERM": "tmux-256color"}}, Status.OK, "120×40, tmux-256color, 256 colours, utf-8"),
         ({"environ": {"TERM": "xterm", "NO_COLOR": "1"}}, Status.OK, "120×40, xterm, no colours (NO_COLOR), utf-8"),

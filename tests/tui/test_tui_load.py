@@ -16,8 +16,19 @@ from gpumem_tui.monitor.devices import is_free
 from gpumem_tui.monitor.snapshot import GpuReading
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.kit.dialogs import TextScreen
-from gpumem_tui.tui.kit.glyphs import THEMES
+from gpumem_tui.tui.kit.figures import ListRow
+from gpumem_tui.tui.kit.glyphs import (
+    CAPACITY_COLOUR,
+    FORMULA_COLOUR,
+    LEAST_CONTRAST,
+    THEMES,
+    TRACED_COLOUR,
+    TRIED_COLOUR,
+    contrast,
+)
 from gpumem_tui.tui.kit.lines import Lines
+from gpumem_tui.tui.kit.main_screen import MainScreen
+from gpumem_tui.tui.kit.row_list import RowList
 from gpumem_tui.tui.kit.shares import bar
 from gpumem_tui.tui.monitor.gpus import GpuPanel, shares, used_span, utilization_span
 from gpumem_tui.tui.monitor.load import busy_colour, load_colour, memory_colour
@@ -163,34 +174,50 @@ async def test_o_on_a_process_that_has_no_plan_says_why() -> None:
         assert app.screen is scene.screen_of(app)
 
 
-def _contrast(one: Color, other: Color) -> float:
-    """The ratio of WCAG 2.2 ("contrast ratio", "relative luminance"), 1 to 21."""
-
-    def luminance(colour: Color) -> float:
-        parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colour.normalized]
-        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
-
-    lighter, darker = sorted((luminance(one), luminance(other)), reverse=True)
-    return (lighter + 0.05) / (darker + 0.05)
-
-
+_DRAWN = *_EVERY, FORMULA_COLOUR, TRACED_COLOUR, TRIED_COLOUR, CAPACITY_COLOUR
 _APP = GpuMemApp({}, "monitor")
+_CURSOR = "RowList > .rows--cursor { background: $block-cursor-background; color: $block-cursor-foreground; }"
 _TERMINALS = {True: Color.parse("black"), False: Color.parse("white")}
 """The background that a theme assumes where it leaves that to the terminal, by whether it is dark."""
 
 
 @pytest.mark.parametrize("name", sorted(_APP.available_themes))
-def test_load_is_seen_on_the_background_of_each_theme(name: str) -> None:
-    """3:1 at least, as WCAG 2.2 wants it of large text and of figures (1.4.3, 1.4.11)."""
+def test_load_and_plots_are_seen_on_the_background_of_each_theme(name: str) -> None:
     _APP.theme = name
     colours = _APP.get_css_variables()
-    own = ["block-cursor-background"] if name in {theme.name for theme in THEMES} else []
-    for place in ("background", "surface", *own):
+    own = {"block-cursor-background": _EVERY} if name in {theme.name for theme in THEMES} else {}
+    for place, drawn in {"background": _DRAWN, "surface": _DRAWN, **own}.items():
         text = colours[place]
         ground = _TERMINALS[_APP.current_theme.dark] if text.startswith("ansi") else Color.parse(text)
-        found = {load: _contrast(Color.parse(colours[load.removeprefix("$")]), ground) for load in _EVERY}
-        assert min(found.values()) >= 3, (place, text, found)
+        named = {each: colours[each.removeprefix("$")] for each in drawn}
+        found = {each: contrast(Color.parse(colour), ground) for each, colour in named.items() if colour[0] == "#"}
+        assert min(found.values()) >= LEAST_CONTRAST, (place, text, found)
 
 
-def test_black_on_white_is_the_largest_contrast() -> None:
-    assert _contrast(Color.parse("black"), Color.parse("white")) == pytest.approx(21)
+@pytest.mark.parametrize("name", sorted(_APP.available_themes))
+def test_text_is_seen_under_the_cursor_of_each_theme(name: str) -> None:
+    _APP.theme = name
+    colours = _APP.get_css_variables()
+    cursor, ground = colours["block-cursor-foreground"], Color.parse(colours["block-cursor-background"])
+    shown = ground.get_contrast_text(0.87) if cursor.startswith("auto") else Color.parse(cursor)
+    assert contrast(shown, ground) >= LEAST_CONTRAST
+
+
+async def test_what_cannot_be_seen_under_the_cursor_has_the_cursors_colour() -> None:
+    app = GpuMemApp({"monitor": MainScreen}, "monitor", theme="catppuccin-mocha")
+    async with app.run_test() as pilot:
+        app.stylesheet.add_source(_CURSOR)
+        await app.screen.mount(rows := RowList())
+        rows.focus()
+        rows.show(lambda _width, _cursor: [ListRow((("full", f"bold {_HEAVY}"),), key) for key in "ab"])
+        await pilot.pause()
+        chosen, other = (rows.render_line(y)._segments[1].style for y in range(2))
+    assert chosen is not None
+    assert other is not None
+    assert other.color == Color.parse(app.theme_variables["load-heavy"]).rich_color
+    assert chosen.color == Color.parse(app.theme_variables["block-cursor-foreground"]).rich_color
+    assert chosen.bold
+
+
+def test_black_on_white_is_the_largestcontrast() -> None:
+    assert contrast(Color.parse("black"), Color.parse("white")) == pytest.approx(21)

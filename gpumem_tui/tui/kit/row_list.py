@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from rich.segment import Segment
@@ -17,6 +17,7 @@ from textual.strip import Strip
 from textual.style import Style
 
 from gpumem_tui.tui.kit.figures import ListRow, Rows, keys_of, no_rows
+from gpumem_tui.tui.kit.glyphs import LEAST_CONTRAST, contrast
 
 CURSOR = "▌"
 _CHOOSE, _TURN = "Choose a row", "The list before, the next list"
@@ -195,7 +196,8 @@ class RowList(ScrollView, can_focus=True):
         """Return a style over the widget's colours, or over the cursor's."""
         if (style, here) not in self._rich_styles:
             ground = self.get_visual_style("rows--cursor") if here else self.visual_style
-            self._rich_styles[style, here] = (ground + Style.parse(style) if style else ground).rich_style
+            drawn = ground + Style.parse(style) if style else ground
+            self._rich_styles[style, here] = (_seen(drawn, ground) if here else drawn).rich_style
         return self._rich_styles[style, here]
 
     def _redraw(self) -> None:
@@ -242,3 +244,11 @@ class RowList(ScrollView, can_focus=True):
 
 class FixedRows(RowList, can_focus=False):
     """Lines that are only looked at."""
+
+
+def _seen(drawn: Style, ground: Style) -> Style:
+    """Return a style with the ground's own colour where its colour can hardly be seen on that ground."""
+    on, colour = drawn.background, drawn.foreground
+    if on is None or colour is None or on != ground.background or contrast(on + colour, on) >= LEAST_CONTRAST:
+        return drawn
+    return replace(drawn, foreground=ground.foreground)
