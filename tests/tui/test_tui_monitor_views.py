@@ -15,7 +15,7 @@ from gpumem_tui.ledger import Ledger, LedgerRow
 from gpumem_tui.memory import GIB, MIB, Bucket, Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts, Severity
 from gpumem_tui.monitor.history import Column
-from gpumem_tui.monitor.snapshot import GpuProcess, ProcessKind, Snapshot
+from gpumem_tui.monitor.snapshot import DriverReading, GpuProcess, GpuReading, ProcessKind, Snapshot
 from gpumem_tui.tui.kit.figures import Row, age, fit
 from gpumem_tui.tui.kit.shares import bar, legend
 from gpumem_tui.tui.monitor.entries import entries, entry_of, moved
@@ -428,6 +428,16 @@ def test_what_was_never_read_leaves_a_gap() -> None:
 
 
 # Header and trouble
+
+
+@pytest.mark.parametrize("beside", [(), (snapshots.gpu(),)])
+def test_a_driver_that_starts_is_in_the_header_whatever_is_below(beside: tuple[GpuReading, ...]) -> None:
+    problem = "the NVIDIA driver is starting (2 s)"
+    unknown = Unknown(problem)
+    driver = DriverReading("NVIDIA", unknown, "CUDA", unknown, problem)
+    snapshot = snapshots.machine(beside, problem="" if beside else problem, drivers=(driver,))
+    drawn = text(header_row(MonitorState(snapshot=snapshot), 80, scene.clock, ()))
+    assert drawn.count(problem) == 1
 
 
 def test_the_header_drops_what_matters_least() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Severity
-from gpumem_tui.monitor.snapshot import Snapshot
+from gpumem_tui.monitor.snapshot import STARTING, Snapshot
 from gpumem_tui.tui.kit.figures import MUTED, Row, fit, header_line, span_width
 from gpumem_tui.tui.monitor.state import MonitorState
 
@@ -67,6 +67,8 @@ def alert_row(alerts: Sequence[Alert], width: int) -> Row:
 def _facts(snapshot: Snapshot) -> list[str]:
     host = snapshot.host
     facts = [host.name]
+    problems = dict.fromkeys((snapshot.problem, *(driver.problem for driver in snapshot.drivers)))
+    facts += [problem for problem in problems if STARTING in problem]  # no alert, and other GPUs may be shown below
     facts += snapshot.versions
     facts += [f"CPU {host.cpu_percent:>3.0f}%"] if not isinstance(host.cpu_percent, Unknown) else []
     used, total = host.memory_used_bytes, host.memory_total_bytes
