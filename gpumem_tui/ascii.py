@@ -52,7 +52,7 @@ def is_ascii_only() -> bool:
 
 
 def is_chosen() -> bool:
-    """Return whether the user asks for ASCII, by ``GPUMEM_TUI_ASCII`` or the settings, whatever the locale has."""
+    """Return whether the user asks for ASCII, by ``GPUMEM_TUI_ASCII`` or the settings, in any locale."""
     asked = os.environ.get("GPUMEM_TUI_ASCII", "")
     return asked != "0" if asked else _is_set()
 

@@ -86,7 +86,7 @@ class System:
         root: the file system.
         is_terminal: stdin, stdout and stderr all are.
         size: of the terminal, columns and lines; 0 where it is unknown.
-        chose_ascii: the user asks for ASCII, whatever the terminal can show.
+        chose_ascii: the user asks for ASCII where the terminal could show more.
     """
 
     root: Path

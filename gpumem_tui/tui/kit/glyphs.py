@@ -54,7 +54,7 @@ THEMES = tuple(Theme(name=name, **colours) for name, colours in _THEMES.items())
 THEME = THEMES[0]
 """The one to open with, unless the settings say another."""
 LEAST_CONTRAST = 3.0
-"""What WCAG 2.2 wants of large text and of figures (1.4.3, 1.4.11)."""
+"""Large text and figures need so much (WCAG 2.2, 1.4.3 and 1.4.11)."""
 
 
 def contrast(one: Color, other: Color) -> float:
