@@ -184,7 +184,7 @@ def plan_markdown(plan: Plan, traced: Traced | Unknown, known: Known = untraced,
             "## Changes that help",
             *_combinations(by_trace, best),
             _techniques(all_techniques(plan, by_trace, known)),
-            "## Every GPU",
+            "## GPUs",
             _largest_on_gpus(on_gpus, plan),
             *_costs(on_gpus, plan),
             "## Curves",
@@ -493,6 +493,7 @@ def _places(found: TracedAnswer) -> str:
 
 def _largest_on_gpus(found: Sequence[LargestOnGpu], plan: Plan) -> str:
     here = next((reason_of(row.traced) for row in found if row.gpu == plan.gpu), None)
+    listed = [row for row in found if row.traced != 0 or row.formula or row.gpu == plan.gpu]
     rows = [
         (
             f"`{row.gpu.name}`",
@@ -500,10 +501,16 @@ def _largest_on_gpus(found: Sequence[LargestOnGpu], plan: Plan) -> str:
             f"{row.formula:,}",
             reason if (reason := reason_of(row.traced)) and reason != here else "; ".join(row.lacks),
         )
-        for row in found
+        for row in listed
     ]
     columns = ("GPU", f"largest batch traced, {100 * plan.headroom:g} % left free", "formula", "note")
-    return table(columns, rows) + (f"\n\nNone is traced here: {here}." if here else "")
+    untraced = f"\n\nNone is traced here: {here}." if here else ""
+    too_small = len(found) - len(listed)
+    return (
+        table(columns, rows)
+        + untraced
+        + (f"\n\nNo batch fits on {counted(too_small, 'more GPU')}." if too_small else "")
+    )
 
 
 def _costs(found: Sequence[LargestOnGpu], plan: Plan) -> Iterator[str]:
