@@ -78,7 +78,7 @@ def test_a_line_a_host_with_its_sum() -> None:
 
 
 def test_a_host_that_is_away_stays_with_its_age() -> None:
-    state = replace(STATE, now_s=100.0 + 300)
+    state = structs.replace(STATE, now_s=100.0 + 300)
     assert " 5m " in lines(state)[2]
 
 
@@ -88,7 +88,7 @@ def test_a_host_that_stands_still_is_not_ok() -> None:
     assert "ok" not in lines(state, 98)[0]
     header = "".join(text for text, _ in hosts_header(state, 118, []))
     assert "0 live · 1 not answering" in header
-    assert lines(replace(state, now_s=103.0), 98)[0].split()[-1] == "ok"
+    assert lines(structs.replace(state, now_s=103.0), 98)[0].split()[-1] == "ok"
 
 
 def test_a_host_that_accepts_and_says_nothing_shows_for_how_long() -> None:
@@ -133,12 +133,12 @@ def test_what_trains_on_no_gpus_list_has_a_row_and_a_place_in_its_job() -> None:
     assert "2 of 2 ranks on 1 host" in job
     assert first.split()[:4] == ["a", "0", "8", "alice"]
     assert second.split()[:7] == ["a", "cpu", "7", "alice", "–", "1/2", "50"]
-    assert [each.process.pid for each in listed_processes(replace(state, filter="cpu"))] == [7]
+    assert [each.process.pid for each in listed_processes(structs.replace(state, filter="cpu"))] == [7]
 
 
 @pytest.mark.parametrize("width", [58, 78, 118, 200])
 def test_nothing_is_wider_than_the_list(width: int) -> None:
-    state = replace(STATE, opened=frozenset({"a", "b", "c"}))
+    state = structs.replace(STATE, opened=frozenset({"a", "b", "c"}))
     listed = listed_processes(state)
     drawn = [*hosts_rows(state)(width, ""), *processes_rows(state, listed)(width, "")]
     assert max(span_width(list(row.spans)) for row in drawn) <= width
@@ -147,11 +147,11 @@ def test_nothing_is_wider_than_the_list(width: int) -> None:
 
 def test_processes_of_all_hosts_in_one_order() -> None:
     assert [each.host_name for each in listed_processes(STATE)] == ["a", "b", "c", "a"]
-    by_host = replace(STATE, sort=HostsSort.HOST)
+    by_host = structs.replace(STATE, sort=HostsSort.HOST)
     assert [each.host_name for each in listed_processes(by_host)] == ["a", "a", "b", "c"]
-    assert [each.host_name for each in listed_processes(replace(by_host, reverse=True))] == ["c", "b", "a", "a"]
-    assert [each.host_name for each in listed_processes(replace(STATE, only="b"))] == ["b"]
-    matching = listed_processes(replace(STATE, filter="gpu1 train.py"))
+    assert [each.host_name for each in listed_processes(structs.replace(by_host, reverse=True))] == ["c", "b", "a", "a"]
+    assert [each.host_name for each in listed_processes(structs.replace(STATE, only="b"))] == ["b"]
+    matching = listed_processes(structs.replace(STATE, filter="gpu1 train.py"))
     assert [(each.host_name, each.place) for each in matching] == [("a", "1")]
 
 
@@ -288,7 +288,7 @@ def as_lines(state: HostsState) -> HostsState:
         else replace(status, report=ReportReader().read(ReportWriter().line(status.report).encode()))
         for status in state.statuses
     ]  # fmt: skip
-    return replace(state, statuses=tuple(told))
+    return structs.replace(state, statuses=tuple(told))
 
 
 def names(state: HostsState) -> str:
@@ -310,9 +310,9 @@ def names(state: HostsState) -> str:
 def test_hosts_are_sorted_by_each_column_and_what_is_unknown_is_last(
     told: HostsState, order: HostOrder, expected: str, reversed_: str
 ) -> None:
-    state = replace(told, order=order)
+    state = structs.replace(told, order=order)
     assert names(state) == expected
-    assert names(replace(state, order_reverse=True)) == reversed_
+    assert names(structs.replace(state, order_reverse=True)) == reversed_
     (heading, _), *_ = hosts_heading(state, 120)
     assert (f"▾{order.value}" in heading or f"▴{order.value}" in heading) == (order is not HostOrder.NAMED)
 
@@ -329,7 +329,7 @@ def test_hosts_are_sorted_by_each_column_and_what_is_unknown_is_last(
 def test_hosts_are_filtered_by_what_is_free_in_use_the_matter_by_user_and_model(
     told: HostsState, typed: str, expected: str
 ) -> None:
-    state = replace(told, filter=typed)
+    state = structs.replace(told, filter=typed)
     assert names(state) == expected
     header = "".join(text for text, _ in hosts_header(state, 118, []))
     assert f"3 hosts · {len(expected)} shown" in header
@@ -337,29 +337,33 @@ def test_hosts_are_filtered_by_what_is_free_in_use_the_matter_by_user_and_model(
 
 
 def test_how_many_gpus_are_free_and_which_is_seen_but_not_of_a_host_that_is_away() -> None:
-    state = replace(lab(), opened=frozenset("a"))
+    state = structs.replace(lab(), opened=frozenset("a"))
     host, idle, busy, full, _ = lines(state, 118)
     assert ("1 of 2" in host, " free " in idle, " free " in busy, "0 of 1" in full) == (True, True, False, True)
-    gone = replace(state, statuses=tuple(away(each, "silent") for each in state.statuses))
+    gone = structs.replace(state, statuses=tuple(away(each, "silent") for each in state.statuses))
     assert " free " not in lines(gone, 118)[1]
-    assert [names(replace(gone, filter=typed)) for typed in ("free", "free>=1GiB", "model=h100")] == ["", "", "a"]
+    assert [names(structs.replace(gone, filter=typed)) for typed in ("free", "free>=1GiB", "model=h100")] == [
+        "",
+        "",
+        "a",
+    ]
 
 
 def test_a_user_is_whose_processes_are_listed_and_a_condition_that_says_nothing_is_named() -> None:
-    state = replace(lab(), filter="user=bob")
+    state = structs.replace(lab(), filter="user=bob")
     assert [each.user for each in listed_processes(state)] == ["bob"]
-    (row,) = said(hosts_rows(replace(state, filter="free>=x"))(100, ""))
+    (row,) = said(hosts_rows(structs.replace(state, filter="free>=x"))(100, ""))
     assert row.strip().startswith("free>=x: free GPUs are meant")
-    (row,) = said(hosts_rows(replace(state, filter="model=zz"))(100, ""))
+    (row,) = said(hosts_rows(structs.replace(state, filter="model=zz"))(100, ""))
     assert "no host matches “model=zz”" in row
 
 
 @pytest.mark.parametrize("told", [lab(), as_lines(lab())], ids=["recorded", "live"])
 def test_only_mine_on_hosts_by_the_name_of_the_login(told: HostsState) -> None:
     hosts = tuple(replace(each, host=parse_host(f"bob@{each.host.name}")) for each in told.statuses)
-    state = replace(told, statuses=hosts, mine=True)
+    state = structs.replace(told, statuses=hosts, mine=True)
     assert [each.user for each in listed_processes(state)] == ["bob"]
-    assert listed_processes(replace(told, mine=True)) == [], "nobody here is called so"
+    assert listed_processes(structs.replace(told, mine=True)) == [], "nobody here is called so"
     assert "mine only" in "".join(text for text, _ in hosts_header(state, 118, []))
     bodies = [printed(status_json(only_mine(status))) for status in hosts[:2]]
     assert [[each["user"] for each in body["users"]] for body in bodies] == [["bob"], []]
@@ -441,7 +445,7 @@ def test_users_and_models_have_columns_where_there_is_room() -> None:
     assert "USERS" in wide
     assert "MODEL" not in narrow
     assert "bob" in said(hosts_rows(lab())(160, ""))[0]
-    by_user = replace(lab(), order=HostOrder.USER)
+    by_user = structs.replace(lab(), order=HostOrder.USER)
     assert "▴USERS" in hosts_heading(by_user, 78)[0][0]
     assert "bob" in lines(by_user, 78)[1]
 

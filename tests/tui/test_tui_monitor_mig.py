@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 from rich.cells import cell_len
 
 from gpumem_tui.memory import GIB, Unknown

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from msgspec.structs import replace
 from rich.cells import cell_len
 
 from gpumem_tui.ledger import Ledger, LedgerRow
@@ -43,7 +43,7 @@ def width(row: Row) -> int:
 
 
 def state(gpus: int = 8, **changes: object) -> MonitorState:
-    return replace(MonitorState(snapshot=scene.machine(gpus)), **changes)  # type: ignore[arg-type]
+    return replace(MonitorState(snapshot=scene.machine(gpus)), **changes)
 
 
 def pids(shown: MonitorState) -> list[int]:

@@ -60,7 +60,7 @@ def probed_entry(shown: MonitorState) -> Entry:
 
 def test_the_parts_of_a_process_sum_to_what_it_holds() -> None:
     for at_peak in (False, True):
-        shown = replace(state(), at_peak=at_peak)
+        shown = structs.replace(state(), at_peak=at_peak)
         gpu = shown.gpus[0]
         sizes = {share.label: share.size_bytes for share in shares(gpu, shown.parts)}
         own = {label: size for label, size in sizes.items() if label.startswith("4100 ")}
@@ -108,7 +108,7 @@ def test_the_row_says_step_pace_peak_and_retries() -> None:
     assert all(title in rows for title in ("PEAK", "STEP", "STEP TIME", "RETRIES"))
     [row] = [line for line in rows.splitlines() if "4100" in line]
     assert all(word in row for word in ("14.00", "12,340", "250 ms"))
-    plain = replace(shown, published=Published())
+    plain = structs.replace(shown, published=Published())
     assert "RETRIES" not in text(table_view(plain, 118, 10).rows), "only where a probe reports"
 
 
@@ -128,7 +128,7 @@ def test_a_process_that_no_longer_steps_stands_out() -> None:
     silent = watch_scene.watched(
         4100, (watch_scene.record(), shown.gpus[0].uuid), problem="no step has finished for 42 s"
     )
-    stuck = replace(shown, published=watch_scene.published(silent))
+    stuck = structs.replace(shown, published=watch_scene.published(silent))
     rows = table_view(stuck, 118, 10).rows
     assert any("12,340" in part and style == "bold $warning" for part, style in rows[1])
     assert "no step has finished for 42 s" in details(stuck)
@@ -163,7 +163,7 @@ def test_one_that_memory_ran_out_under_is_first_for_half_an_hour() -> None:
     assert first.has_ended
     row = text(table_view(early, 118, 10).rows).splitlines()[1]
     assert "✗ out of memory · 3m ago, 4.00 GiB asked for: python train.py" in row
-    later = replace(early, snapshot=structs.replace(shown, time_s=scene.NOON_S + 1800))
+    later = structs.replace(early, snapshot=structs.replace(shown, time_s=scene.NOON_S + 1800))
     assert not any(entry.has_ended for entry in entries(later))
 
 
@@ -186,7 +186,7 @@ def test_whoever_has_ended_stays_listed_with_how(end: ProcessState, phrase: str,
     assert (order[-1] == 4105) is not is_first
     assert f"{mark} {phrase} · 1m ago, step 12,340: " in text(table_view(listed, 160, 10).rows)
     assert listed.snapshot is not None
-    later = replace(listed, snapshot=structs.replace(listed.snapshot, time_s=listed.snapshot.time_s + 90))
+    later = structs.replace(listed, snapshot=structs.replace(listed.snapshot, time_s=listed.snapshot.time_s + 90))
     assert entries(later)[-1].process.pid == 4105
 
 
@@ -236,8 +236,8 @@ def test_a_process_keeps_its_key_when_its_first_step_ends() -> None:
 def test_the_filter_finds_by_rank_and_place() -> None:
     one = watch_scene.watched(4100, (watch_scene.on_cpu(), ""), rank=3, world_size=4)
     for words in ("rank 3", "cpu", "train.py"):
-        assert count(cpu_state(one)) == len(entries(replace(cpu_state(one), filter=words)))
-    assert entries(replace(cpu_state(one), filter="rank grace")) == []
+        assert count(cpu_state(one)) == len(entries(structs.replace(cpu_state(one), filter=words)))
+    assert entries(structs.replace(cpu_state(one), filter="rank grace")) == []
 
 
 # Details
@@ -272,7 +272,7 @@ def test_details_of_several_devices_compare_nothing() -> None:
     shown = state()
     second = watch_scene.record(device=1)
     one = watch_scene.watched(4100, (watch_scene.record(), shown.gpus[0].uuid), (second, "GPU-other"))
-    said = details(replace(shown, published=watch_scene.published(one)))
+    said = details(structs.replace(shown, published=watch_scene.published(one)))
     assert "it trains on several devices" in said.lower()
     assert "predicted   " not in said
 

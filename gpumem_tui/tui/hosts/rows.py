@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
 from typing import overload
@@ -33,8 +32,7 @@ from gpumem_tui.tui.monitor.processes import TableColumn
 from gpumem_tui.tui.monitor.state import TableState
 
 
-@dataclass(frozen=True)
-class HostsState(TableState):
+class HostsState(TableState, frozen=True, dict=True):
     """Everything the screen shows.
 
     Attributes:
@@ -47,7 +45,7 @@ class HostsState(TableState):
     statuses: tuple[HostStatus, ...] = ()
     now_s: float = 0.0
     opened: frozenset[str] = frozenset()
-    sort: HostsSort = field(default=HostsSort.MEMORY, kw_only=True)
+    sort: HostsSort = HostsSort.MEMORY
     order: HostOrder = HostOrder.NAMED
     order_reverse: bool = False
     only: str = ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Union
 
 from msgspec import Struct, structs
@@ -99,12 +98,12 @@ def moved(state: MonitorState, step: int) -> MonitorState:
     """Move the cursor up or down the list; from none, or a process that has ended, it comes in at an end."""
     order = [entry.key for entry in entries(state)]
     if not order:
-        return replace(state, cursor=None)
+        return structs.replace(state, cursor=None)
     if state.cursor in order:
         here = order.index(state.cursor)
     else:
         here = -1 if step > 0 else len(order)
-    return replace(state, cursor=order[max(0, min(here + step, len(order) - 1))])
+    return structs.replace(state, cursor=order[max(0, min(here + step, len(order) - 1))])
 
 
 def offering(state: MonitorState) -> tuple[object, ...]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpumem_tui.memory import Breakdown, Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts
@@ -67,22 +67,24 @@ Parts = Mapping[tuple[str, int], ProcessParts]
 """By device key and pid; a process without a probe is absent."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TableState:
-    """The sorting and the filter of a table of processes; `sort` lists its columns in the order of the key.
+class TableState(Struct, frozen=True, kw_only=True, dict=True):
+    """The sorting and the filter of a table of processes.
 
     Attributes:
         mine: list only the processes of the user who watches.
     """
 
-    sort: Enum
     reverse: bool = False
     filter: str = ""
     mine: bool = False
 
+    @property
+    def sort(self) -> Enum:
+        """The column that sorts: a field of each table's own, whose type lists its columns in the order of the key."""
+        raise NotImplementedError
 
-@dataclass(frozen=True)
-class MonitorState(TableState):
+
+class MonitorState(TableState, frozen=True, dict=True):
     """Everything the Monitor shows.
 
     Attributes:
@@ -106,7 +108,7 @@ class MonitorState(TableState):
     charts_process: bool = False
     focus: str = ""
     cursor: ProcessKey | None = None
-    sort: SortBy = field(default=SortBy.MEMORY, kw_only=True)
+    sort: SortBy = SortBy.MEMORY
     tree: bool = False
     only_focus: bool = False
     free_first: bool = False
