@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_ESCAPES = r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
 _LONGEST_LINE = 1 << 16
-_WARNING = re.compile(r"\b(?:[A-Za-z]*Warning|WARN(?:ING)?)\b|^\[?W\d{4} ", re.IGNORECASE)
+_WARNING = r"(?i)\b(?:[A-Za-z]*Warning|WARN(?:ING)?)\b|^\[?W\d{4} "
 """Lines of Python's warnings, of loggers and of torch's own C++ (``W1128 16:22:04.97 …``)."""
 
 
@@ -29,7 +29,7 @@ def without_escapes(text: str) -> str:
     >>> without_escapes("\x1b]0;me@host: ~\x07\x1b[1mready\x1b[0m")
     'ready'
     """
-    return printable(_ESCAPES.sub("", text)).strip()
+    return printable(re.sub(_ESCAPES, "", text)).strip()
 
 
 def minor_of(version: str) -> tuple[int, ...]:
@@ -98,7 +98,7 @@ class OutputLines:
     def _kept(self, line: bytes) -> Iterator[str]:
         text = _shown(line)
         if text:
-            warns = bool(_WARNING.search(text))
+            warns = bool(re.search(_WARNING, text))
             is_its_source = self._warned and text.startswith("  ")
             self._warned = warns
             if not (warns or is_its_source) and any(map(str.isalnum, text)):
@@ -108,10 +108,10 @@ class OutputLines:
 
 def _shown(line: bytes) -> str:
     written = [part for part in line.decode(errors="replace").split("\r") if part.strip()]
-    return printable(_ESCAPES.sub("", written[-1].expandtabs())).rstrip() if written else ""
+    return printable(re.sub(_ESCAPES, "", written[-1].expandtabs())).rstrip() if written else ""
 
 
-_BAR = re.compile(r"\d%\s*\||\d+/(?:\d+|\?) ?\[|[━╸╺█▉▊▋▌▍▎▏]{3}|\[[=#]+[>.\s#=-]*\]|\b(?:it|step|batch|s)/(?:s|it)\b")
+_BAR = r"\d%\s*\||\d+/(?:\d+|\?) ?\[|[━╸╺█▉▊▋▌▍▎▏]{3}|\[[=#]+[>.\s#=-]*\]|\b(?:it|step|batch|s)/(?:s|it)\b"
 """tqdm's, rich's and Lightning's, Keras' and others' bars, and their rates."""
 
 
@@ -121,7 +121,7 @@ def is_progress_bar(line: str) -> bool:
     >>> is_progress_bar("  2%|▏         | 1/50 [00:00<00:10,  4.63it/s]"), is_progress_bar("step 1 of 50: loss 0.5")
     (True, False)
     """
-    return bool(_BAR.search(line))
+    return bool(re.search(_BAR, line))
 
 
 def flush_output() -> None:

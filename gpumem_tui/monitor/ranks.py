@@ -18,16 +18,15 @@ from gpumem_tui.monitor.snapshot import DeviceState, GpuProcess, GpuReading, Hos
 _INIT = 1
 _TOGETHER_S = 60.0
 """Processes of different parents (a shell for each rank) are one job's only if they start within this time."""
-_NUMBER_OF_RANK = re.compile(
-    r"((?:(?:^|[\s:])(?:--?)?(?:(?:local|global|node|machine)[-_])?rank|tracker_fd|pipe_handle|_[tpde]p)[=:_ ]?)\d+",
-    re.IGNORECASE,
+_NUMBER_OF_RANK = (
+    r"(?i)((?:(?:^|[\s:])(?:--?)?(?:(?:local|global|node|machine)[-_])?rank|tracker_fd|pipe_handle|_[tpde]p)[=:_ ]?)\d+"
 )
 """By what command lines of one job's ranks differ: ``--local_rank=3`` (torch.distributed.launch, DeepSpeed),
 ``spawn_main(tracker_fd=5, pipe_handle=7)`` (multiprocessing), titles such as ``VLLM::Worker_TP0``. A ``--lora_rank`` is
 none of these."""
 _NAMES_NO_PROGRAM = ("[", "--multiprocessing-fork")
 """How a command line begins that is not known, or ends that is one of any program's children."""
-_PYTHON = re.compile(r"(?:python|pypy)[\d.]*t?")
+_PYTHON = r"(?:python|pypy)[\d.]*t?"
 
 
 class OtherRanks(Struct, frozen=True):
@@ -131,7 +130,7 @@ def _have_one_launcher(first: HostProcess, second: HostProcess) -> bool:
     if _whose(first) != _whose(second):
         return False
     if first.parent_pid == second.parent_pid > _INIT:
-        return _NUMBER_OF_RANK.sub(r"\1", first.command) == _NUMBER_OF_RANK.sub(r"\1", second.command)
+        return len({re.sub(_NUMBER_OF_RANK, r"\1", each.command) for each in (first, second)}) == 1
     words = _program(first)  # Lightning's rank 0 starts the others: its own line, with paths made whole
     return second.parent_pid == first.pid and words != [] and _program(second)[: len(words)] == words
 
@@ -153,4 +152,4 @@ def _program(host: HostProcess) -> list[str]:
     if host.command.startswith(begins) or host.command.endswith(ends):
         return []
     words = [os.path.basename(word) for word in host.command.split()]
-    return words[1:] if words and _PYTHON.fullmatch(words[0]) else words
+    return words[1:] if words and re.fullmatch(_PYTHON, words[0]) else words

@@ -20,7 +20,7 @@ from types import TracebackType
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PARENT = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_IN_ANOTHER_ROOT = re.compile(r"(.*?/proc/\d+/root)(/.+)")
+_IN_ANOTHER_ROOT = r"(.*?/proc/\d+/root)(/.+)"
 _MOST_LINKS = 40
 """Links that are followed in one path, as many as the kernel follows (path_resolution(7))."""
 
@@ -199,7 +199,7 @@ def _open(path: Path) -> int:
         WireError: something else has that name.
         OSError: it is not there or cannot be reached.
     """
-    inside = _IN_ANOTHER_ROOT.fullmatch(os.fspath(path))
+    inside = re.fullmatch(_IN_ANOTHER_ROOT, os.fspath(path)) if "/proc/" in os.fspath(path) else None
     if inside is None:
         return _open_itself(path, os.fspath(path), None)
     root = os.open(inside[1], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

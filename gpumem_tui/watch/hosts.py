@@ -10,11 +10,11 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from gpumem_tui import launchers
+from msgspec import Struct
+
 from gpumem_tui.probe.files import Files
 from gpumem_tui.text import shortened
 
@@ -23,8 +23,7 @@ _KERNEL_THREAD = 0x00200000
 """PF_KTHREAD (include/linux/sched.h), in the flags of /proc/PID/stat."""
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(Struct, frozen=True):
     """A running process, as the kernel of its machine describes it.
 
     Attributes:
@@ -185,6 +184,8 @@ def script(command: tuple[str, ...]) -> str:
 
 def is_launcher(host: Host) -> bool:
     """Return whether the process starts those that train and trains nothing itself."""
+    from gpumem_tui import launchers
+
     return script(host.command) in launchers.NAMES
 
 

@@ -12,10 +12,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from gpumem_tui.attach import running, target
 from gpumem_tui.attach.target import LIST_LIVING, AttachRefused, Mapping, inspect, symbols, why_not_allowed
@@ -212,13 +212,13 @@ def test_a_process_that_is_not_dumpable() -> None:
     ],
 )
 def test_why_the_kernel_refuses(our_uid: int, ptrace_scope: int, protected: bool, expected: str) -> None:
-    host = replace(this_host(), uid=1000)
+    host = structs.replace(this_host(), uid=1000)
     assert expected in str(why_not_allowed(host, our_uid, ptrace_scope, protected))
 
 
 def test_a_process_that_cannot_be_looked_into_is_known_by_its_name(tmp_path: Path) -> None:
     """The folder has no exe and no maps, as where the kernel hides them."""
-    host = replace(this_host(), proc=tmp_path)
+    host = structs.replace(this_host(), proc=tmp_path)
     named: list[tuple[str, tuple[str, ...], bool]] = [
         ("init", ("/sbin/init",), False),
         ("sshd", (), False),
@@ -226,7 +226,7 @@ def test_a_process_that_cannot_be_looked_into_is_known_by_its_name(tmp_path: Pat
         ("pt_main_thread", ("/usr/bin/python3", "train.py"), True),
     ]
     for name, command, may_be in named:
-        refused = str(why_not_allowed(replace(host, name=name, command=command), 0, 0, False))
+        refused = str(why_not_allowed(structs.replace(host, name=name, command=command), 0, 0, False))
         assert ("is no Python process by its name" in refused) is not may_be
         assert ("SYS_PTRACE" in refused) is may_be
 
@@ -235,7 +235,7 @@ def test_a_process_s_own_words_cannot_break_the_line() -> None:
     with child("sleep", "60") as pid:
         host = hosts.find(pid)
         assert host is not None
-        assert replace(host, command=("a\n\x1b[31mb",)).title == f"PID {pid} (a  [31mb)"
+        assert structs.replace(host, command=("a\n\x1b[31mb",)).title == f"PID {pid} (a  [31mb)"
 
 
 def test_registers_of_the_saved_state_have_the_kernels_size() -> None:

@@ -176,13 +176,13 @@ def _note(mark: AlertMark) -> str:
 
 # ---- a moment as it is typed
 
-_MOMENT = re.compile(r"(?:(\d{4})-(\d\d?)-(\d\d?)[ T])?(\d\d?):(\d\d)(?::(\d\d))?")
-_BEGUN = re.compile(r"\d{4}-[\d-]*[ T]?[\d:]*|\d{1,2}:[\d:]*")
+_MOMENT = r"(?:(\d{4})-(\d\d?)-(\d\d?)[ T])?(\d\d?):(\d\d)(?::(\d\d))?"
+_BEGUN = r"\d{4}-[\d-]*[ T]?[\d:]*|\d{1,2}:[\d:]*"
 
 
 def is_begun(text: str) -> bool:
     """Return whether what is typed may become a moment."""
-    return bool(_BEGUN.fullmatch(text.strip()))
+    return bool(re.fullmatch(_BEGUN, text.strip()))
 
 
 def moment_of(text: str, first_s: float, last_s: float) -> float | None:
@@ -193,7 +193,7 @@ def moment_of(text: str, first_s: float, last_s: float) -> float | None:
     Args:
         first_s: where the recording begins; `last_s`: where it ends.
     """
-    found = _MOMENT.fullmatch(text.strip())
+    found = re.fullmatch(_MOMENT, text.strip())
     if found is None:
         return None
     *date, hour, minute, second = (int(part) if part else 0 for part in found.groups())
