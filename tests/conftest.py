@@ -111,15 +111,12 @@ def fake_machine(nvml_stub: Path, tmp_path: Path) -> FakeMachine:
 
 @pytest.fixture
 def fake_nvml(fake_machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
-    """The machine in this process: it has the fake library, as with LD_LIBRARY_PATH set at its start; so has pynvml."""
+    """The machine in this process: pynvml has the fake library, as with LD_LIBRARY_PATH set at its start."""
     import pynvml
-
-    from gpumem_tui.monitor.vendors.nvidia import nvml
 
     for name in ("NVML_STUB_SCENARIO", "NVML_STUB_CALLS"):
         monkeypatch.setenv(name, fake_machine.environment[name])
     library = ctypes.CDLL(str(fake_machine.library))
-    monkeypatch.setattr(nvml, "_loaded", [library])
     monkeypatch.setattr(pynvml, "nvmlLib", library)
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     yield fake_machine

@@ -1,8 +1,7 @@
-"""NVML as the Monitor's backend: every reading of the table, and all else, of a compiled stand-in for its library."""
+"""NVML as the Monitor's backend: every reading of the table, and all else, through the real pynvml."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from gpumem_tui.memory import GIB, MIB, Unknown
 from gpumem_tui.monitor.backend import Gone, GpuHandle, ListedProcess, NoSuchGpu
 from gpumem_tui.monitor.readings import NOT_READ_YET, READINGS
 from gpumem_tui.monitor.snapshot import Memory
-from gpumem_tui.monitor.vendors.nvidia import nvml
 from gpumem_tui.monitor.vendors.nvidia.backend import Nvml
 from tests.nvml_stub.machine import FakeMachine, compile_stub
 from tests.nvml_stub.scenario import NO_PERMISSION, Calls, FakeGpu, FakeProcess, Scenario
@@ -177,7 +175,7 @@ def test_a_lost_gpu_is_not_an_unknown_value(fake_nvml: FakeMachine) -> None:
 def test_an_error_without_words_of_ours_keeps_nvmls(fake_nvml: FakeMachine) -> None:
     code = pynvml.NVML_ERROR_CORRUPTED_INFOROM
     gpu = FakeGpu(calls=Calls(errors={"nvmlDeviceGetPowerUsage": code}))
-    assert _power(_first(fake_nvml, gpu)) == Unknown("NVML error: stub error")
+    assert _power(_first(fake_nvml, gpu)) == Unknown("NVML error: Corrupted infoROM")
 
 
 def test_a_name_that_cannot_be_read_is_no_reason_to_lose_the_gpu(fake_nvml: FakeMachine) -> None:
@@ -187,7 +185,7 @@ def test_a_name_that_cannot_be_read_is_no_reason_to_lose_the_gpu(fake_nvml: Fake
 
 
 def test_drivers_whose_process_structs_are_longer_still_give_the_right_pids(fake_machine: FakeMachine) -> None:
-    """Read as later drivers have them, every second process would be made up of the one before it."""
+    """Read as nvidia-ml-py declares them, every second process would be made up of the one before it."""
     machine = FakeMachine(compile_stub(fake_machine.folder, "-DDRIVER_535_43"), fake_machine.folder)
     machine.show(
         Scenario(gpus=[FakeGpu(processes=[FakeProcess(pid, GIB) for pid in (11, 12, 13)])], driver="535.54.03")
@@ -201,56 +199,25 @@ def test_drivers_whose_process_structs_are_longer_still_give_the_right_pids(fake
     assert printed.strip() == "[11, 12, 13]"
 
 
-_STRUCTS = {
-    nvml.nvmlPciInfo_t: pynvml.nvmlPciInfo_t,
-    nvml.nvmlMemory_t: pynvml.c_nvmlMemory_t,
-    nvml.nvmlMemory_v2_t: pynvml.c_nvmlMemory_v2_t,
-    nvml.nvmlProcessInfo_v2_t: pynvml.c_nvmlProcessInfo_v2_t,
-    nvml.nvmlProcessUtilizationSample_t: pynvml.c_nvmlProcessUtilizationSample_t,
-    nvml.nvmlUtilization_t: pynvml.c_nvmlUtilization_t,
-    nvml.nvmlFieldValue_t: pynvml.c_nvmlFieldValue_t,
-}
-"""Our structs, and those of NVIDIA's own binding."""
+@pytest.mark.parametrize(
+    ("name", "ask"),
+    [
+        ("c_nvmlProcessInfo_v2_t", _compute),
+        ("c_nvmlProcessUtilizationSample_t", _shares),
+        ("nvmlDeviceGetPowerUsage", _power),
+        ("nvmlDeviceGetUtilizationRates", _utilization),
+    ],
+)
+def test_what_the_installed_bindings_lack_is_a_reason(
+    fake_nvml: FakeMachine, monkeypatch: pytest.MonkeyPatch, name: str, ask: Ask
+) -> None:
+    """An AttributeError would end the GPU's thread, and every figure of it with that."""
+    monkeypatch.delattr(pynvml, name)
+    assert ask(_first(fake_nvml, FakeGpu())) == Unknown("not in this nvidia-ml-py: upgrade it")
 
 
-def _layout(struct: Any) -> list[tuple[int, int]]:
-    return [(getattr(struct, name).offset, getattr(struct, name).size) for name, *_ in struct._fields_]
-
-
-def test_structs_and_numbers_are_those_of_nvidias_own_binding() -> None:
-    declared = {name for name, kind in vars(nvml).items() if isinstance(kind, type) and name.endswith("_t")}
-    assert declared == {ours.__name__ for ours in _STRUCTS}
-    for ours, theirs in _STRUCTS.items():
-        assert _layout(ours) == _layout(theirs), ours
-    numbers = {name: value for name, value in vars(nvml).items() if name.startswith(("NVML_", "nvmlClocks"))}
-    assert len(numbers) > 30
-    assert numbers == {name: getattr(pynvml, name) for name in numbers}
-
-
-_CHOSEN = {
-    "nvmlDeviceGetTemperature": (0,),
-    "nvmlDeviceGetTemperatureThreshold": (1,),
-    "nvmlDeviceGetClockInfo": (1,),
-    "nvmlDeviceGetPcieThroughput": (1,),
-    "nvmlDeviceGetTotalEccErrors": (1, 0),
-}
-"""Which of several numbers a function is asked for."""
-
-
-@pytest.mark.parametrize("function", [name for name in nvml._WRITTEN if "HandleByIndex" not in name])
-def test_a_function_answers_what_nvidias_own_binding_does(fake_nvml: FakeMachine, function: str) -> None:
-    fake_nvml.show(Scenario(gpus=[FakeGpu(fan_percent=42, pcie_rx_kib_per_s=3)]))
-    pynvml.nvmlInit()
-    device = () if function in _OF_THE_SYSTEM else (pynvml.nvmlDeviceGetHandleByIndex(0),)
-    arguments = (*device, *_CHOSEN.get(function, ()))
-    assert _plain(nvml.ask(function, *arguments)) == _plain(getattr(pynvml, function)(*arguments))
-
-
-_OF_THE_SYSTEM = ("nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion", "nvmlDeviceGetCount")
-
-
-def _plain(answer: Any) -> Any:
-    if isinstance(answer, ctypes.Structure):
-        fields = {name: getattr(answer, name) for name, *_ in answer._fields_}
-        return {name: value.decode() if isinstance(value, bytes) else value for name, value in fields.items()}
-    return tuple(answer) if isinstance(answer, list) else answer
+def test_memory_by_bindings_without_the_second_version(fake_nvml: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(pynvml, "nvmlMemory_v2")
+    gpu = FakeGpu(total_bytes=80 * GIB, reserved_bytes=0, used_bytes=GIB)
+    found = _memory(_first(fake_nvml, gpu))
+    assert (found.total_bytes, found.used_bytes) == (80 * GIB, GIB)

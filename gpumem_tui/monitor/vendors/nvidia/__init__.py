@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs, by NVML. Nothing outside of this folder knows a name of its."""
+"""NVIDIA's GPUs, by NVML. Nothing outside of this folder imports pynvml or knows a name of its."""
 
 NO_DRIVER = "no NVIDIA driver on this machine"
 NO_DRIVER_LOADED = "the NVIDIA driver is not loaded"

@@ -1,15 +1,18 @@
 """NVML as the Monitor's backend: one function for each thing that is read, and the handles that call them.
 
-A function returns a value, or `Unknown` with the reason; a lost GPU raises `Gone`.
+A function returns a value, or `Unknown` with the reason; a lost GPU raises `Gone`. Imports pynvml: import this module
+where it is needed, not at a program's start.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import pynvml
 from msgspec import Struct
 
 from gpumem_tui.memory import Unknown, Value
@@ -17,15 +20,17 @@ from gpumem_tui.monitor.backend import Fault, Gone, Identity, ListedProcess, NoS
 from gpumem_tui.monitor.readings import Reading, Telemetry
 from gpumem_tui.monitor.snapshot import Memory
 from gpumem_tui.monitor.vendors.calling import Called, refused
-from gpumem_tui.monitor.vendors.nvidia import nvml
 from gpumem_tui.monitor.vendors.nvidia.calls import (
     NOT_AVAILABLE,
     Caller,
     NvmlFault,
+    declared,
     number,
     reading,
     start,
     stop,
+    structure,
+    text,
 )
 
 # ---- one GPU: what does not change
@@ -36,8 +41,8 @@ _INTEGRATED = {(3, 2), (5, 3), (6, 2), (7, 2), (8, 7), (10, 1), (11, 0), (12, 1)
 13) and GB10, by the table at developer.nvidia.com/cuda-gpus. NVML itself does not say whether memory is unified."""
 
 _VIRTUALIZATION_HOSTS = (
-    nvml.NVML_GPU_VIRTUALIZATION_MODE_HOST_VGPU,
-    nvml.NVML_GPU_VIRTUALIZATION_MODE_HOST_VSGA,
+    pynvml.NVML_GPU_VIRTUALIZATION_MODE_HOST_VGPU,
+    pynvml.NVML_GPU_VIRTUALIZATION_MODE_HOST_VSGA,
 )
 
 
@@ -47,10 +52,10 @@ def identity(call: Caller, handle: object) -> Identity:
     Raises:
         NvmlFault: the UUID cannot be read.
     """
-    name = reading(lambda: str(call("nvmlDeviceGetName", handle)))
-    bus_id = reading(lambda: call("nvmlDeviceGetPciInfo", handle).busId.decode(errors="replace"))
+    name = reading(lambda: text(call("nvmlDeviceGetName", handle)))
+    bus_id = reading(lambda: text(call("nvmlDeviceGetPciInfo", handle).busId))
     virtualization = number(call, "nvmlDeviceGetVirtualizationMode", handle)
-    uuid, capability = str(call("nvmlDeviceGetUUID", handle)), compute_capability(call, handle)
+    uuid, capability = text(call("nvmlDeviceGetUUID", handle)), compute_capability(call, handle)
     return Identity(
         uuid=uuid,
         name="unnamed GPU" if isinstance(name, Unknown) else name,
@@ -75,15 +80,14 @@ def compute_capability(call: Caller, handle: object) -> Reading[tuple[int, int]]
 
 
 _MEMORY_V2 = "nvmlDeviceGetMemoryInfo_v2"
-_NO_SECOND_VERSION = (nvml.NVML_ERROR_FUNCTION_NOT_FOUND, nvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+_NO_SECOND_VERSION = (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
 
 
 def memory(call: Caller, handle: object) -> Reading[Memory]:
     """Read memory by the second version of the call, which tells the driver's reserve apart, or by the first."""
     if _MEMORY_V2 not in call.missing:
         try:
-            found = nvml.nvmlMemory_v2_t(version=ctypes.sizeof(nvml.nvmlMemory_v2_t) | 2 << 24)
-            call(_MEMORY_V2, handle, ctypes.byref(found))
+            found = call("nvmlDeviceGetMemoryInfo", handle, version=declared("nvmlMemory_v2"))
             return _memory(found, _size(int(found.reserved)))
         except NvmlFault as fault:
             if fault.code not in _NO_SECOND_VERSION:
@@ -117,26 +121,27 @@ def compute_processes(call: Caller, handle: object) -> Reading[tuple[ListedProce
 
 
 def _processes(call: Caller, function: str, handle: object) -> tuple[ListedProcess, ...]:
+    kind = structure("c_nvmlProcessInfo_v2_t")
     for version in ("_v3", "_v2"):
         name = function + version
         if name in call.missing or (version == "_v3" and _longer_v3_structs()):
             continue
         try:
-            found = _array(call, name, nvml.nvmlProcessInfo_v2_t, lambda count, infos: (handle, count, infos))
+            found = _array(call, name, kind, lambda count, infos: (handle, count, infos))
         except NvmlFault as fault:
-            if fault.code != nvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+            if fault.code != pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
                 raise
         else:
             return tuple(ListedProcess(int(p.pid), _size(int(p.usedGpuMemory))) for p in found)
-    raise NvmlFault(nvml.NVML_ERROR_FUNCTION_NOT_FOUND, "the driver is too old to list processes")
+    raise NvmlFault(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, "the driver is too old to list processes")
 
 
 def _longer_v3_structs() -> bool:
-    """Return whether this is one of the drivers 535.43 to 535.86, whose v3 structs are longer.
+    """Return whether this is one of the drivers 535.43 to 535.86, whose v3 structs nvidia-ml-py does not declare.
 
     They are those that have the first of these symbols and not the second (found by nvitop's authors, issue 75).
     """
-    library = nvml.library()
+    library = pynvml.nvmlLib
     return hasattr(library, "nvmlDeviceGetConfComputeMemSizeInfo") and not hasattr(
         library, "nvmlDeviceGetRunningProcessDetailList"
     )
@@ -156,16 +161,17 @@ def _array(
     Args:
         arguments: what the function is called with, of a pointer to the number of entries and of the array.
 
-    One call where it fits, as the list is short: to list processes is one of the slowest NVML queries.
+    One call where it fits, as the list is short; the binding's own functions always ask for the length first, and to
+    list processes is one of the slowest NVML queries.
     """
     room = 32
     while room <= _MOST_ENTRIES:
         infos, count = (kind * room)(), ctypes.c_uint(room)
         code = call.direct(function, *arguments(ctypes.byref(count), infos))
-        if code == nvml.NVML_SUCCESS:
+        if code == pynvml.NVML_SUCCESS:
             return list(infos[: count.value])
         room = 2 * max(room, count.value)
-    raise NvmlFault(nvml.NVML_ERROR_INSUFFICIENT_SIZE, "the driver gives no end of entries")
+    raise NvmlFault(pynvml.NVML_ERROR_INSUFFICIENT_SIZE, "the driver gives no end of entries")
 
 
 def sm_percents(call: Caller, handle: object, since_us: int) -> Reading[tuple[Mapping[int, int], int]]:
@@ -175,13 +181,13 @@ def sm_percents(call: Caller, handle: object, since_us: int) -> Reading[tuple[Ma
     """
 
     def read() -> tuple[Mapping[int, int], int]:
-        function, kind = "nvmlDeviceGetProcessUtilization", nvml.nvmlProcessUtilizationSample_t
+        function, kind = "nvmlDeviceGetProcessUtilization", structure("c_nvmlProcessUtilizationSample_t")
         try:
             samples = _array(
                 call, function, kind, lambda count, array: (handle, array, count, ctypes.c_ulonglong(since_us))
             )
         except NvmlFault as fault:
-            if fault.code != nvml.NVML_ERROR_NOT_FOUND:
+            if fault.code != pynvml.NVML_ERROR_NOT_FOUND:
                 raise
             return {}, since_us
         samples = [sample for sample in samples if sample.pid and sample.smUtil <= 100]
@@ -238,25 +244,25 @@ def _pcie_traffic(counter: int) -> Read[int]:
 
 
 _joules = _scaled(lambda millijoules: millijoules / 1000, "nvmlDeviceGetTotalEnergyConsumption")
-_SLOWDOWN_TEMPERATURE = _number("nvmlDeviceGetTemperatureThreshold", nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
+_SLOWDOWN_TEMPERATURE = _number("nvmlDeviceGetTemperatureThreshold", pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
 
 
 def _ecc_errors(kind: int) -> Read[int]:
-    return _number("nvmlDeviceGetTotalEccErrors", kind, nvml.NVML_VOLATILE_ECC)
+    return _number("nvmlDeviceGetTotalEccErrors", kind, pynvml.NVML_VOLATILE_ECC)
 
 
 def _performance_state(call: Caller, handle: object) -> Reading[int]:
     state = number(call, "nvmlDeviceGetPerformanceState", handle)
-    return Unknown("not available") if state == nvml.NVML_PSTATE_UNKNOWN else state
+    return Unknown("not available") if state == pynvml.NVML_PSTATE_UNKNOWN else state
 
 
 _THROTTLES = {
-    nvml.nvmlClocksThrottleReasonSwPowerCap: "power cap",
-    nvml.nvmlClocksThrottleReasonSwThermalSlowdown: "hot",
-    nvml.nvmlClocksThrottleReasonHwThermalSlowdown: "too hot",
-    nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "power brake",
-    nvml.nvmlClocksThrottleReasonHwSlowdown: "hardware slowdown",
-    nvml.nvmlClocksThrottleReasonSyncBoost: "sync boost",
+    pynvml.nvmlClocksThrottleReasonSwPowerCap: "power cap",
+    pynvml.nvmlClocksThrottleReasonSwThermalSlowdown: "hot",
+    pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "too hot",
+    pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "power brake",
+    pynvml.nvmlClocksThrottleReasonHwSlowdown: "hardware slowdown",
+    pynvml.nvmlClocksThrottleReasonSyncBoost: "sync boost",
 }
 
 
@@ -296,12 +302,11 @@ def _traffic(call: Caller, handle: object) -> Reading[_Traffic]:
     """Read the counters of NVLink, which NVML has in KiB, without the protocol's overhead."""
 
     def read() -> _Traffic:
-        ids = (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX)
-        values = (nvml.nvmlFieldValue_t * len(ids))(*(nvml.nvmlFieldValue_t(each, _ALL_LINKS) for each in ids))
-        call("nvmlDeviceGetFieldValues", handle, len(ids), values)
+        ids = [declared(f"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_{way}") for way in ("RX", "TX")]
+        values = call("nvmlDeviceGetFieldValues", handle, [(each, _ALL_LINKS) for each in ids])
         for value in values:
             call.check("nvmlDeviceGetFieldValues", value.nvmlReturn)
-        received, sent = (int(value.ullVal) * 1024 for value in values)
+        received, sent = (int(value.value.ullVal) * 1024 for value in values)
         return _Traffic(received, sent, int(values[0].timestamp))
 
     return reading(read)
@@ -313,18 +318,18 @@ def _traffic(call: Caller, handle: object) -> Reading[_Traffic]:
 _READS: Mapping[str, Read[Any]] = {
     "power_w": _watts("nvmlDeviceGetPowerUsage"),
     "power_limit_w": _watts("nvmlDeviceGetEnforcedPowerLimit"),
-    "temperature_c": _number("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+    "temperature_c": _number("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU),
     "temperature_limit_c": _SLOWDOWN_TEMPERATURE,
     "fan_percent": _number("nvmlDeviceGetFanSpeed"),
-    "sm_clock_mhz": _number("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
-    "memory_clock_mhz": _number("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
+    "sm_clock_mhz": _number("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
+    "memory_clock_mhz": _number("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM),
     "pcie_generation": _number("nvmlDeviceGetCurrPcieLinkGeneration"),
     "pcie_width": _number("nvmlDeviceGetCurrPcieLinkWidth"),
-    "pcie_rx_bytes_per_s": _pcie_traffic(nvml.NVML_PCIE_UTIL_RX_BYTES),
-    "pcie_tx_bytes_per_s": _pcie_traffic(nvml.NVML_PCIE_UTIL_TX_BYTES),
+    "pcie_rx_bytes_per_s": _pcie_traffic(pynvml.NVML_PCIE_UTIL_RX_BYTES),
+    "pcie_tx_bytes_per_s": _pcie_traffic(pynvml.NVML_PCIE_UTIL_TX_BYTES),
     "energy_j": _joules,
-    "ecc_corrected": _ecc_errors(nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
-    "ecc_uncorrected": _ecc_errors(nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+    "ecc_corrected": _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
+    "ecc_uncorrected": _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
     "performance_state": _performance_state,
     "throttle": _throttle,
 }
@@ -350,7 +355,7 @@ class Nvml(Called[Caller]):
 
     def driver_version(self) -> Reading[str]:
         """Read the driver's version as nvidia-smi prints it."""
-        return reading(lambda: str(self._call("nvmlSystemGetDriverVersion")))
+        return reading(lambda: text(self._call("nvmlSystemGetDriverVersion")))
 
     def runtime_version(self) -> Reading[str]:
         """Read the newest CUDA version that the driver runs, "12.4", as nvidia-smi prints it."""
@@ -367,7 +372,7 @@ class Nvml(Called[Caller]):
             handle = self._call("nvmlDeviceGetHandleByIndex", index)
             found = identity(self._call, handle)
         except NvmlFault as fault:
-            if fault.code == nvml.NVML_ERROR_INVALID_ARGUMENT:
+            if fault.code == pynvml.NVML_ERROR_INVALID_ARGUMENT:
                 raise NoSuchGpu(fault.reason) from fault
             raise
         self._call.missing.clear()  # the driver may be another one since
@@ -375,7 +380,7 @@ class Nvml(Called[Caller]):
 
     def check_answers(self) -> None:
         """Judge as `GpuBackend.check_answers` has it."""
-        if nvml.NVML_SUCCESS not in self._call.codes and nvml.NVML_ERROR_UNKNOWN in self._call.codes:
+        if pynvml.NVML_SUCCESS not in self._call.codes and pynvml.NVML_ERROR_UNKNOWN in self._call.codes:
             raise Gone("the driver answers nothing but errors")
 
     def bus(self) -> frozenset[str]:
@@ -452,8 +457,8 @@ class NvmlGpu:
         call = self._call
         try:
             handle = call("nvmlDeviceGetMigDeviceHandleByIndex", self._handle, index)
-            name = reading(lambda: str(call("nvmlDeviceGetName", handle)))
-            uuid = str(call("nvmlDeviceGetUUID", handle))
+            name = reading(lambda: text(call("nvmlDeviceGetName", handle)))
+            uuid = text(call("nvmlDeviceGetUUID", handle))
         except Gone:
             raise
         except Fault:
@@ -461,27 +466,20 @@ class NvmlGpu:
         return NvmlInstance(index, uuid, f"MIG instance {index}" if isinstance(name, Unknown) else name, call, handle)
 
 
+@dataclass(frozen=True)
 class NvmlInstance:
     """The `InstanceHandle` of NVIDIA. One that was destroyed meanwhile gives unknown values."""
 
-    def __init__(self, index: int, uuid: str, name: str, call: Caller, handle: object) -> None:
-        self.index, self.uuid, self.name = index, uuid, name
-        self._call, self._handle = call, handle
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, NvmlInstance) and self._words == other._words
-
-    def __hash__(self) -> int:
-        return hash(self._words)
-
-    @property
-    def _words(self) -> tuple[int, str, str]:
-        return self.index, self.uuid, self.name
+    index: int
+    uuid: str
+    name: str
+    call: Caller = field(compare=False)
+    handle: object = field(compare=False)
 
     def memory(self) -> Reading[Memory]:
         """Read its own memory."""
-        return memory(self._call, self._handle)
+        return memory(self.call, self.handle)
 
     def compute_processes(self) -> Reading[tuple[ListedProcess, ...]]:
         """List its own processes."""
-        return compute_processes(self._call, self._handle)
+        return compute_processes(self.call, self.handle)

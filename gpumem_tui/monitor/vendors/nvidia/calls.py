@@ -1,16 +1,22 @@
-"""Starting NVML and calling it: every call passes here, is counted, and fails with a reason in a user's words."""
+"""Starting NVML and calling it: every call passes here, is counted, and fails with a reason in a user's words.
+
+Imports pynvml: import this module where it is needed, not at a program's start.
+"""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
+
+import pynvml
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.backend import Fault, Gone, StartFault
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.vendors.calling import Calls, refused
-from gpumem_tui.monitor.vendors.nvidia import NO_DRIVER, NO_DRIVER_LOADED, nvml
+from gpumem_tui.monitor.vendors.nvidia import NO_DRIVER, NO_DRIVER_LOADED
 
 T = TypeVar("T")
 
@@ -18,25 +24,25 @@ NOT_AVAILABLE = (2**64 - 1, 2**32 - 1)
 """NVML's marks for "no figure", by the width of the field."""
 
 _REASONS = {
-    nvml.NVML_ERROR_NOT_SUPPORTED: "not supported",
-    nvml.NVML_ERROR_NO_PERMISSION: "no permission",
-    nvml.NVML_ERROR_NOT_FOUND: "not found",
-    nvml.NVML_ERROR_FUNCTION_NOT_FOUND: "not in this driver",
-    nvml.NVML_ERROR_TIMEOUT: "timed out",
-    nvml.NVML_ERROR_GPU_IS_LOST: "GPU is lost",
-    nvml.NVML_ERROR_RESET_REQUIRED: "GPU needs a reset",
-    nvml.NVML_ERROR_DRIVER_NOT_LOADED: "driver is not loaded",
-    nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "driver and library versions differ",
-    nvml.NVML_ERROR_UNINITIALIZED: "driver was shut down",
-    nvml.NVML_ERROR_NO_DATA: "no data",
-    nvml.NVML_ERROR_UNKNOWN: "unknown driver error",
+    pynvml.NVML_ERROR_NOT_SUPPORTED: "not supported",
+    pynvml.NVML_ERROR_NO_PERMISSION: "no permission",
+    pynvml.NVML_ERROR_NOT_FOUND: "not found",
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "not in this driver",
+    pynvml.NVML_ERROR_TIMEOUT: "timed out",
+    pynvml.NVML_ERROR_GPU_IS_LOST: "GPU is lost",
+    pynvml.NVML_ERROR_RESET_REQUIRED: "GPU needs a reset",
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "driver is not loaded",
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "driver and library versions differ",
+    pynvml.NVML_ERROR_UNINITIALIZED: "driver was shut down",
+    pynvml.NVML_ERROR_NO_DATA: "no data",
+    pynvml.NVML_ERROR_UNKNOWN: "unknown driver error",
 }
 _GONE = {
-    nvml.NVML_ERROR_GPU_IS_LOST,
-    nvml.NVML_ERROR_RESET_REQUIRED,
-    nvml.NVML_ERROR_DRIVER_NOT_LOADED,
-    nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
-    nvml.NVML_ERROR_UNINITIALIZED,
+    pynvml.NVML_ERROR_GPU_IS_LOST,
+    pynvml.NVML_ERROR_RESET_REQUIRED,
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+    pynvml.NVML_ERROR_UNINITIALIZED,
 }
 
 
@@ -55,14 +61,14 @@ class NvmlGone(Gone, NvmlFault):
 class Caller(Calls):
     """Calls NVML for one thread: all calls pass here."""
 
-    def __call__(self, function: str, *arguments: object) -> Any:
-        """Return what NVML's function of this name writes.
+    def __call__(self, function: str, *arguments: object, **options: object) -> Any:
+        """Return what pynvml's function of this name returns.
 
         Raises:
             NvmlGone: the GPU or the driver is lost.
             NvmlFault: any other error.
         """
-        return self._make(function, lambda: nvml.ask(function, *arguments))
+        return self._make(function, lambda: getattr(pynvml, function)(*arguments, **options))
 
     def direct(self, function: str, *arguments: object) -> int:
         """Return the code of the C function of this name: NVML_SUCCESS or NVML_ERROR_INSUFFICIENT_SIZE.
@@ -72,9 +78,10 @@ class Caller(Calls):
         """
 
         def call() -> int:
-            code = nvml.code_of(function, *arguments)
-            if code not in (nvml.NVML_SUCCESS, nvml.NVML_ERROR_INSUFFICIENT_SIZE):
-                raise nvml.NvmlError(code)
+            symbol = getattr(pynvml.nvmlLib, function, None)
+            code = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND if symbol is None else int(symbol(*arguments))
+            if code not in (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_INSUFFICIENT_SIZE):
+                raise pynvml.NVMLError(code)
             return code
 
         return self._make(function, call)
@@ -85,24 +92,27 @@ class Caller(Calls):
         Raises:
             NvmlGone, NvmlFault: as above.
         """
-        if code != nvml.NVML_SUCCESS:
-            raise self._fault(function, nvml.NvmlError(code))
+        if code != pynvml.NVML_SUCCESS:
+            raise self._fault(function, pynvml.NVMLError(code))
 
-    def _fault(self, function: str, error: nvml.NvmlError) -> NvmlFault:
-        self.codes.add(error.code)
-        if error.code == nvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+    def _fault(self, function: str, error: pynvml.NVMLError) -> NvmlFault:
+        self.codes.add(error.value)
+        if error.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
             self.missing.add(function)
-        reason = _REASONS.get(error.code, f"NVML error: {error}")
-        return (NvmlGone if error.code in _GONE else NvmlFault)(error.code, reason)
+        reason = _REASONS.get(error.value, f"NVML error: {error}")
+        return (NvmlGone if error.value in _GONE else NvmlFault)(error.value, reason)
 
     def _make(self, function: str, call: Callable[[], T]) -> T:
         try:
             with self.under_way(function):
                 result = call()
-            self.codes.add(nvml.NVML_SUCCESS)
+            self.codes.add(pynvml.NVML_SUCCESS)
             return result
-        except nvml.NvmlError as error:
+        except pynvml.NVMLError as error:
             raise self._fault(function, error) from error
+        except AttributeError as error:
+            self.missing.add(function)
+            raise not_declared() from error
 
 
 def start(call: Caller, proc: Path) -> None:
@@ -126,23 +136,53 @@ def stop(call: Caller) -> None:
 
 
 def _start_fault(fault: NvmlFault, proc: Path) -> StartFault:
-    if fault.code == nvml.NVML_ERROR_LIBRARY_NOT_FOUND and (proc / "driver/nvidia/version").exists():
+    if fault.code == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND and (proc / "driver/nvidia/version").exists():
         return StartFault(
             "the NVIDIA driver runs, but its library libnvidia-ml.so.1 is not here",
             "start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility",
         )
-    if fault.code == nvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+    if fault.code == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
         remedy = "install it, or give the container its GPUs (docker: --gpus all)"
         return StartFault(NO_DRIVER, remedy, no_driver=True)
-    if fault.code == nvml.NVML_ERROR_DRIVER_NOT_LOADED:
+    if fault.code == pynvml.NVML_ERROR_DRIVER_NOT_LOADED:
         return StartFault(NO_DRIVER_LOADED, "load it with `sudo modprobe nvidia`, or reboot")
-    if fault.code == nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+    if fault.code == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
         return StartFault("NVIDIA driver and library versions differ: reboot, or reload the driver")
-    if fault.code == nvml.NVML_ERROR_NO_PERMISSION:
+    if fault.code == pynvml.NVML_ERROR_NO_PERMISSION:
         return StartFault(
             "no permission to use the NVIDIA driver", "see who may open /dev/nvidiactl with `ls -l /dev/nvidia*`"
         )
     return StartFault(f"NVML does not start: {fault.__cause__}", "see `sudo dmesg | grep -i nvrm`")
+
+
+def text(value: str | bytes) -> str:
+    """Return text, of bytes too, as older bindings return them."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def not_declared() -> NvmlFault:
+    """Make the fault that the installed bindings lack a function, a struct or a field of one."""
+    return NvmlFault(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, "not in this nvidia-ml-py: upgrade it")
+
+
+def declared(name: str) -> object:
+    """Return what the bindings declare under a name.
+
+    Raises:
+        NvmlFault: they do not.
+    """
+    found: object = getattr(pynvml, name, None)
+    if found is None:
+        raise not_declared()
+    return found
+
+
+def structure(name: str) -> type[ctypes.Structure]:
+    """Return the C struct that the bindings declare under a name; raises as `declared`."""
+    found = declared(name)
+    if not isinstance(found, type) or not issubclass(found, ctypes.Structure):
+        raise not_declared()
+    return found
 
 
 def reading(read: Callable[[], Reading[T]]) -> Reading[T]:
@@ -151,6 +191,8 @@ def reading(read: Callable[[], Reading[T]]) -> Reading[T]:
         return read()
     except Fault as fault:
         return refused(fault)
+    except AttributeError:  # a field that an older struct has not
+        return refused(not_declared())
 
 
 def number(call: Caller, function: str, *arguments: object) -> Reading[int]:

@@ -1,4 +1,4 @@
-"""NVIDIA as a vendor: the words for its driver and its GPUs. Loads no NVML before a backend is opened."""
+"""NVIDIA as a vendor: the words for its driver and its GPUs. Loads no pynvml before a backend is opened."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PCI_VENDOR, _PCI_DISPLAY = "0x10de", "0x03"
 
 
 def _open(proc: Path) -> GpuBackend:
-    from gpumem_tui.monitor.vendors.nvidia.backend import Nvml  # only here: it is not needed without a GPU
+    from gpumem_tui.monitor.vendors.nvidia.backend import Nvml  # only here: it loads pynvml
 
     return Nvml(proc)
 
