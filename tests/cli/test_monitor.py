@@ -395,6 +395,19 @@ def test_metrics_beside_the_lines(environment: dict[str, str]) -> None:
     assert (code, err) == (-signal.SIGTERM, f"gpumem-tui: metrics on 127.0.0.1:{ports[0]}\n")
 
 
+def test_metrics_alone_print_no_lines_with_quiet(environment: dict[str, str]) -> None:
+    with _running(environment, "monitor", "--quiet", "--interval", "0.2", "--metrics", "127.0.0.1:0") as process:
+        assert process.stderr is not None
+        address = process.stderr.readline().split()[-1]
+
+        def scraped() -> str:
+            return urllib.request.urlopen(f"http://{address}/metrics", timeout=30).read().decode()
+
+        wait_until(lambda: "gpumem_gpu_memory_used_bytes{" in scraped())
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == ("", "")
+
+
 def test_an_address_that_others_reach_is_warned_about(environment: dict[str, str]) -> None:
     with _running(environment, "monitor", "--json", "--metrics", "0.0.0.0:0") as process:
         assert process.stdout is not None

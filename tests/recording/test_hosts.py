@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,8 +17,8 @@ import pytest
 from gpumem_tui.memory import GIB
 from gpumem_tui.monitor.alerts import Alerts
 from gpumem_tui.monitor.snapshot import Snapshot
-from gpumem_tui.monitor.wire import HostReport
-from gpumem_tui.recording.file import RecordingError, RecordingFile, RecordingWriter
+from gpumem_tui.monitor.wire import HostReport, ReportWriter
+from gpumem_tui.recording.file import RecordingEnds, RecordingError, RecordingFile, RecordingWriter
 from gpumem_tui.recording.player import Player, RecordingIndex
 from gpumem_tui.recording.recording import GpuRecorder, GpuRecording, HostsPicture, RecordedPicture, record_hosts
 from gpumem_tui.remote.hosts import parse_host
@@ -234,3 +235,37 @@ def test_a_host_that_cannot_be_reached_is_said_while_recording_and_when_played(t
         played.stderr
         == f"gpumem-tui: {path} has no reading: no host answered; see `gpumem-tui monitor --host HOST --once`\n"
     )
+
+
+def _count(path: Path) -> int:
+    """How many pictures a file has that is still written."""
+    found: list[RecordedPicture] = []
+    with suppress(RecordingEnds):
+        found.extend(RecordingFile(path).pictures(RecordedPicture))
+    return len(found)
+
+
+@pytest.mark.parametrize(("quiet", "lines"), [([], 1), (["--quiet"], 0)])
+def test_an_alert_of_a_host_is_a_line_of_a_recording_but_with_quiet(
+    quiet: list[str], lines: int, tmp_path: Path
+) -> None:
+    full, writer = machine([gpu(used_bytes=79 * GIB, processes=())]), ReportWriter()
+    Ssh(tmp_path).writes("full", [writer.line(HostReport.of(full, Alerts().update(full))).encode()])
+    own = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    path = tmp_path / "file"
+    command = [sys.executable, "-m", "gpumem_tui", "monitor", "--host", "full", "--interval", "0.2", *quiet]
+    process = subprocess.Popen(
+        [*command, "--record", path],
+        env=own, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("gpumem-tui: recording full to ")
+        wait_until(lambda: _count(path) > 2)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert len(out.splitlines()) == lines, out
+    assert out.count("full: GPU 0: 99 % of memory in use") == lines
