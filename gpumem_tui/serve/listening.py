@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 from aiohttp import web
 
@@ -13,6 +15,8 @@ from gpumem_tui.connections import FIRST_BYTE_S, REQUEST_S, Admission, Admitted
 
 _SELDOM_S = 60.0
 _LOGGERS = ("aiohttp", "asyncio")
+_NUMBER = re.compile(r"\b(0x[0-9a-f]+|\d+)\b")
+"""A descriptor, an object or a port, which each connection has its own of."""
 
 
 class Listening:
@@ -30,6 +34,7 @@ class Listening:
     def __init__(self, most: int) -> None:
         self._gate = Admission(most, most)  # all come from loopback: of an address is of everybody
         self._admitted: dict[asyncio.BaseTransport, Admitted] = {}
+        self._answered: set[asyncio.BaseTransport] = set()
 
     def protocol(self) -> asyncio.Protocol:
         """Return the protocol of one more connection."""
@@ -49,19 +54,29 @@ class Listening:
 
     def is_idle(self, transport: asyncio.BaseTransport) -> bool:
         """Return whether a connection has not said what it wants."""
-        admitted = self._admitted.get(transport)
-        return admitted is not None and admitted.is_idle
+        return transport in self._admitted and transport not in self._answered
 
     @web.middleware
     async def at_work(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Take note that a connection is at work for as long as its request is."""
+        """Take note that a connection has said what it wants, until it has that: on a slow line that may take long."""
+        if (transport := request.transport) is None:
+            return await handler(request)
+        self._answered.add(transport)
+        try:
+            return await handler(request)
+        finally:
+            self._answered.discard(transport)
+
+    @contextmanager
+    def stays(self, request: web.Request) -> Iterator[None]:
+        """Have a connection go for no other, as one of a visitor: whoever reads no answer could keep all others out."""
         admitted = None if request.transport is None else self._admitted.get(request.transport)
         if admitted is not None:
             admitted.is_idle = False
         try:
-            return await handler(request)
+            yield
         finally:
             if admitted is not None:
                 admitted.is_idle = True
@@ -128,7 +143,7 @@ class Seldom(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Report it, unless one of its kind was reported within the minute."""
         error = record.exc_info[1] if record.exc_info else None
-        kind = f"{_first_line(record.msg)}{type(error).__name__ if error else ''}"
+        kind = f"{_NUMBER.sub('', _first_line(record.msg))}{type(error).__name__ if error else ''}"
         now_s = time.monotonic()
         if now_s - self._said_at.get(kind, -_SELDOM_S) >= _SELDOM_S:
             self._said_at[kind] = now_s

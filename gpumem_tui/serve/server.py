@@ -150,13 +150,14 @@ class WebServer:
         )
         visit = Visit(self._command, connection.send_bytes, connection.send_str, connection.close)
         self._visits[visit] = connection  # before the first wait: nobody takes the same place
-        try:
-            await connection.prepare(request)
-            await visit.start(_cells(request.query.get("width"), 80), _cells(request.query.get("height"), 24))
-            await _converse(connection, visit)
-        finally:
-            await visit.stop()
-            del self._visits[visit]
+        with self._listening.stays(request):
+            try:
+                await connection.prepare(request)
+                await visit.start(_cells(request.query.get("width"), 80), _cells(request.query.get("height"), 24))
+                await _converse(connection, visit)
+            finally:
+                await visit.stop()
+                del self._visits[visit]
         return connection
 
     async def _end_visits(self, _application: web.Application) -> None:

@@ -401,7 +401,7 @@ def test_metrics_alone_print_no_lines_with_quiet(environment: dict[str, str]) ->
         address = process.stderr.readline().split()[-1]
 
         def scraped() -> str:
-            return urllib.request.urlopen(f"http://{address}/metrics", timeout=30).read().decode()
+            return str(urllib.request.urlopen(f"http://{address}/metrics", timeout=30).read())
 
         wait_until(lambda: "gpumem_gpu_memory_used_bytes{" in scraped())
         process.send_signal(signal.SIGINT)

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -29,13 +29,15 @@ def test_of_each_kind_of_error_a_line_is_said_in_a_minute(monkeypatch: pytest.Mo
     for fd in range(1000):
         _logged(seldom, "socket.accept() out of system resource", OSError(24, "Too many open files"))
         _logged(seldom, f"Fatal error on transport\nprotocol: <_Bounded at {fd}>\ntransport: <fd={fd}>")
+        _logged(seldom, f"Exception in callback _add_reader({fd}, <at {fd:#x}>)", FileNotFoundError("gone"))
     assert said == [
         "socket.accept() out of system resource: OSError: [Errno 24] Too many open files",
         "Fatal error on transport",
+        "Exception in callback _add_reader(0, <at 0x0>): FileNotFoundError: gone",
     ]
     now[0] = 61.0
     _logged(seldom, "Fatal error on transport\nprotocol: <_Bounded at 7>")
-    assert said[2:] == ["Fatal error on transport"]
+    assert said[3:] == ["Fatal error on transport"]
 
 
 def test_of_those_that_are_idle_the_oldest_goes_and_who_is_at_work_stays() -> None:
@@ -99,19 +101,22 @@ async def _is_closed(reader: asyncio.StreamReader) -> bool:
 
 
 @asynccontextmanager
-async def _at_work(listening: Listening, transport: asyncio.BaseTransport) -> AsyncIterator[None]:
+async def _answering(listening: Listening, transport: asyncio.BaseTransport) -> AsyncIterator[None]:
     """Have a request of a connection answered for as long."""
     done = asyncio.Event()
 
     async def answer(_: object) -> None:
         await done.wait()
 
-    request = SimpleNamespace(transport=transport)
-    task = asyncio.ensure_future(listening.at_work(request, answer))  # type: ignore[arg-type]
+    task = asyncio.ensure_future(listening.at_work(_request(transport), answer))  # type: ignore[arg-type]
     await asyncio.sleep(0)
     yield
     done.set()
     await task
+
+
+def _request(transport: asyncio.BaseTransport) -> Any:
+    return SimpleNamespace(transport=transport)
 
 
 async def test_who_gives_nothing_goes_then_who_gives_no_whole_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,19 +125,21 @@ async def test_who_gives_nothing_goes_then_who_gives_no_whole_request(monkeypatc
     async with _listening(8) as (listening, connect):
         asking = await connect(b"G")
         silent, half = await connect(), await connect(b"GET / HTTP/1.1\r\n")
-        async with _at_work(listening, _Inner.made[0]):
+        async with _answering(listening, _Inner.made[0]):
             assert await _is_closed(silent)
             assert not half.at_eof()
             assert await _is_closed(half)
             assert not asking.at_eof()
 
 
-async def test_for_a_new_one_the_oldest_goes_that_is_not_at_work() -> None:
+async def test_for_a_new_one_the_oldest_goes_that_is_no_visitors() -> None:
     async with _listening(2) as (listening, connect):
         asking, first, second = await connect(), await connect(), await connect()
         assert await _is_closed(asking)
-        assert not first.at_eof()
-        async with _at_work(listening, _Inner.made[1]), _at_work(listening, _Inner.made[2]):
-            assert await _is_closed(await connect()), "both are at work"
-            assert not first.at_eof()
+        async with _answering(listening, _Inner.made[1]):
+            third = await connect()
+            assert await _is_closed(first), "whose answer may wait for it to read"
+        with listening.stays(_request(_Inner.made[2])), listening.stays(_request(_Inner.made[3])):
+            assert await _is_closed(await connect()), "all are visitors"
             assert not second.at_eof()
+            assert not third.at_eof()

@@ -223,6 +223,24 @@ async def test_who_says_nothing_shuts_nobody_out(environment: dict[str, str]) ->
         assert "Traceback" not in served.process.stdout.read()
 
 
+async def test_who_reads_no_answer_shuts_nobody_out_and_leaves_nothing(environment: dict[str, str]) -> None:
+    with serving(environment, "--visitors", "1") as served:
+        server = psutil.Process(served.process.pid)
+        before = server.num_fds()
+        with contextlib.ExitStack() as stack:
+            for _ in range(200):
+                deaf = stack.enter_context(socket.socket())
+                deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+                deaf.connect(("127.0.0.1", int(served.base.rpartition(":")[2])))
+                deaf.sendall(b"GET /static/js/textual.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 20)
+            async with visiting(served) as visitor:
+                await visitor.see("A100")
+        await asyncio.to_thread(wait_until, lambda: server.num_fds() <= before, "the end of all connections")
+        assert _interrupted(served) == 0
+        assert served.process.stdout is not None
+        assert "Exception" not in served.process.stdout.read()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="another process's limits are set by Linux alone")
 async def test_too_few_descriptors_are_a_line_a_minute(environment: dict[str, str]) -> None:
     with serving(environment) as served, contextlib.ExitStack() as stack:

@@ -159,6 +159,7 @@ async def test_a_dialogue_that_ends_takes_along_what_is_open_over_it() -> None:
 
 def test_each_column_has_a_letter() -> None:
     assert set(LETTERS.values()) == set(SortBy)
+    assert "".join(LETTERS) == "gnscmtupl", "fingers know them"
 
 
 async def test_o_on_a_process_that_has_no_plan_says_why() -> None:
