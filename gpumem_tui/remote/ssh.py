@@ -130,7 +130,12 @@ def explained(
         return shortened(said, 160), False
     if printed:
         return f"its login shell prints “{shortened(printed, 90)}” and ends: name a user with a shell, USER@HOST", True
-    return f"{command} ended with code {code} and printed nothing: see what {by_hand} prints", False
+    return f"{command} ended with code {code} and no reason: see what {by_hand} prints", False
+
+
+def _shown(line: str) -> str:
+    """Return a line of stderr as it is shown: a host may send anything."""
+    return shortened(without_escapes(line), 300)
 
 
 _LOST_INTERPRETER = re.compile(
@@ -309,7 +314,7 @@ class SshProcess:
         self._error_rest = rest[-_LONGEST_ERROR:]
         lines += [] if data else [self._error_rest]
         kept = [line for line in lines if line.strip()][-_KEPT_LINES:]
-        self.errors.extend(shortened(line[:_LONGEST_ERROR].decode("utf-8", "replace").strip(), 300) for line in kept)
+        self.errors.extend(_shown(line[:_LONGEST_ERROR].decode("utf-8", "replace")) for line in kept)
         if not data:
             self._selector.unregister(self._error_fd)
         return bool(data)
@@ -399,7 +404,7 @@ def run_there(words: Sequence[str], timeout_s: float) -> Done:
     except subprocess.TimeoutExpired as error:
         raise TimeoutError from error
     lines, errors = (text.decode("utf-8", "replace").splitlines() for text in (done.stdout, done.stderr))
-    kept = (shortened(line.strip(), 300) for line in errors)
+    kept = map(_shown, errors)
     return Done(done.returncode, tuple(lines), tuple(line for line in kept if line))
 
 

@@ -97,8 +97,9 @@ def second() -> object:
             "echo 'gpumem-tui: No such option: --wire' >&2; exit 2",
             "its gpumem-tui is of another version: install the same one there (No such option: --wire)",
         ),
+        (r"printf '\033[2Jno \033]52;c;aGk=\007route\n' >&2; exit 255", "no route"),
         ("exit 3", "gpumem-tui ended with code 3"),
-        ("exit 0", "gpumem-tui ended with code 0 and printed nothing: see what `ssh -p 2222 me@a` prints"),
+        ("exit 0", "gpumem-tui ended with code 0 and no reason: see what `ssh -p 2222 me@a` prints"),
         (
             "echo 'sh: 1: exec: /opt/x/bin/gpumem-tui: not found' >&2; exit 127",
             f"/opt/x/bin/gpumem-tui there needs its Python{GONE}",

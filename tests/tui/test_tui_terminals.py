@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.style import Style
 
+import gpumem_tui
 from gpumem_tui.ascii import _without_coercion, to_ascii, wants_ascii
 from gpumem_tui.memory import GIB
 from gpumem_tui.settings import Settings
@@ -24,6 +25,7 @@ from tests.nvml_stub.machine import FakeMachine
 from tests.nvml_stub.scenario import FakeGpu, Scenario
 
 _C = {"LC_ALL": "C"}
+_WRITTEN = (".py", ".toml", ".json", ".md", ".yml")
 
 
 @pytest.mark.parametrize(
@@ -57,6 +59,12 @@ def test_what_python_sets_by_itself_is_not_the_users() -> None:
 )  # fmt: skip
 def test_each_of_our_characters_has_a_sign(drawn: str, plain: str) -> None:
     assert to_ascii(drawn) == plain
+
+
+def test_no_character_of_the_programs_own_is_a_question_mark() -> None:
+    files = (path for path in Path(gpumem_tui.__file__).parent.rglob("*") if path.suffix in _WRITTEN)
+    found = {character for path in files for character in set(path.read_text("utf-8")) if "?" in to_ascii(character)}
+    assert found == {"?", "‖"}, "the second is in a comment's formula"
 
 
 _PRINTED = {
