@@ -363,13 +363,17 @@ class GpuMemApp(ActingApp[int]):
         default_namespace: DOMNode | None = None,
         namespaces: Mapping[str, DOMNode] | None = None,
     ) -> bool:
-        """Keys do nothing once the program is being left, nor in a dialogue that has not been composed yet."""
+        """Keys do nothing once the program is being left, in a dialogue not yet composed, or in a list without a line."""
         if self._ending:
             return False
         try:
             return await super().run_action(action, default_namespace, namespaces)
         except NoMatches:
             if not self.screen.is_modal:
+                raise
+            return True
+        except LookupError:  # Textual 8 looks for the line that is a page further
+            if self.focused is None or self.focused.scrollable_content_region.area:
                 raise
             return True
 

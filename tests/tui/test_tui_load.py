@@ -28,6 +28,7 @@ from gpumem_tui.tui.kit.glyphs import (
 )
 from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.kit.main_screen import MainScreen
+from gpumem_tui.tui.kit.manual import ManualScreen
 from gpumem_tui.tui.kit.row_list import RowList
 from gpumem_tui.tui.kit.shares import bar
 from gpumem_tui.tui.monitor.gpus import GpuPanel, shares, used_span, utilization_span
@@ -144,6 +145,16 @@ async def test_a_key_that_comes_before_a_dialogue_is_composed_does_nothing(make:
         assert not app.screen.query("*")
         await app.run_action(action, app.screen)
         await opened
+
+
+async def test_a_page_further_in_a_list_without_a_line_is_nowhere() -> None:
+    app = scene.app(scene.machine(2))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await app.push_screen(ManualScreen())
+        await pilot.press("down")
+        await pilot.resize_terminal(3, 3)
+        await pilot.press("pagedown", "pageup")
+        assert isinstance(app.screen, ManualScreen)
 
 
 async def test_a_dialogue_that_ends_takes_along_what_is_open_over_it() -> None:
