@@ -363,7 +363,7 @@ class GpuMemApp(ActingApp[int]):
         default_namespace: DOMNode | None = None,
         namespaces: Mapping[str, DOMNode] | None = None,
     ) -> bool:
-        """Keys do nothing once the program is being left, in a dialogue not yet composed, or in a list without a line."""
+        """Do nothing once the program is being left, in a dialogue not yet composed, in a list without a line."""
         if self._ending:
             return False
         try:
