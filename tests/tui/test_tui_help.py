@@ -48,6 +48,17 @@ def ours() -> list[type[DOMNode]]:
     return [GpuMemApp, *sorted((each for each in nodes if not issubclass(each, ModalScreen)), key=lambda e: e.__name__)]
 
 
+def test_no_method_is_taken_for_a_key() -> None:
+    """Textual calls `key_at` of whatever has the focus when @ is typed, and so on: it names each key in words."""
+    ours()  # imports them all
+    nodes: list[type[DOMNode]] = [
+        GpuMemApp,
+        *(each for each in below(DOMNode) if each.__module__.startswith("gpumem_tui.")),
+    ]
+    found = {f"{node.__name__}.{name}" for node in nodes for name in vars(node) if name.startswith(("key_", "_key_"))}
+    assert not found
+
+
 @pytest.mark.parametrize("node", ours(), ids=lambda node: node.__name__)
 def test_every_key_has_words_for_the_help(node: type[DOMNode]) -> None:
     own = Binding.make_bindings(node.__dict__.get("BINDINGS", ()))

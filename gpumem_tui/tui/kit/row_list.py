@@ -151,13 +151,13 @@ class RowList(ScrollView, can_focus=True):
 
     def on_click(self, event: Click) -> None:
         """Choose a row; a second click on it acts."""
-        key = self.key_at(event)
+        key = self.row_at(event)
         if key and key == self._cursor and event.chain > 1:
             self.action_choose()
         elif key:
             self.move_to(key)
 
-    def key_at(self, event: MouseEvent) -> str:
+    def row_at(self, event: MouseEvent) -> str:
         """Return the key of the row under the pointer."""
         index = event.get_content_offset_capture(self).y + self.scroll_offset.y
         return self._keys[index] if 0 <= index < len(self._keys) else ""

@@ -208,7 +208,7 @@ class PlanControls(RowList):
 
     def on_click(self, event: Click) -> None:
         """Change by a click on an arrow, open a choice's list by one on its value; elsewhere move there."""
-        key, x = self.key_at(event), event.get_content_offset_capture(self).x - len(CURSOR)
+        key, x = self.row_at(event), event.get_content_offset_capture(self).x - len(CURSOR)
         if not key:
             return
         if key == self.key and LABEL_WIDTH <= x < LABEL_WIDTH + _ARROW_WIDTH:
@@ -231,6 +231,6 @@ class PlanControls(RowList):
     def _turn(self, event: MouseScrollUp | MouseScrollDown, way: int) -> None:
         event.stop()
         event.prevent_default()
-        if key := self.key_at(event):
+        if key := self.row_at(event):
             self.move_to(key)
             self.action_nudge(way)
