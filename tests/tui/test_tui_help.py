@@ -49,7 +49,7 @@ def ours() -> list[type[DOMNode]]:
 
 
 def test_no_method_is_taken_for_a_key() -> None:
-    """Textual calls `key_at` of whatever has the focus when @ is typed, and so on: it names each key in words."""
+    """Textual names each key in words, and calls `key_at` of the focused widget when @ is typed."""
     ours()  # imports them all
     nodes: list[type[DOMNode]] = [
         GpuMemApp,
