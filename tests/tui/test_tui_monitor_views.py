@@ -50,6 +50,13 @@ def pids(shown: MonitorState) -> list[int]:
     return [entry.process.pid for entry in entries(shown)]
 
 
+@pytest.mark.parametrize("gpus", COUNTS)
+def test_gpus_are_drawn_in_no_room_at_all(gpus: int) -> None:
+    """Borders take two columns of a terminal that has one."""
+    for columns in range(-2, 8):
+        assert gpus_view(state(gpus), layout(columns, 8, gpus, 2), columns).rows
+
+
 @pytest.mark.parametrize("used_share", [0.952, 0.985, 0.99, 0.9999, 1.0])
 def test_the_row_and_the_alert_have_one_percentage(used_share: float) -> None:
     """Both without what the driver keeps for itself."""

@@ -363,6 +363,8 @@ def test_where_nothing_fits_one_line_says_so_in_place_of_a_chart() -> None:
     assert said(open_curve(by_length, ROOMY)) == ["by formula, nothing fits at any sequence length from 128 upward", ""]
     assert any("┤" in line for line in said(open_curve(by_gpu, ROOMY)))
     assert any("┤" in line for line in said(open_curve(activations, ROOMY)))
+    for width in range(-2, 9):
+        assert open_curve(activations, width), "without room too"
 
 
 def test_doublings_are_equally_far_apart_on_a_logarithmic_axis() -> None:

@@ -387,7 +387,7 @@ def _line(state: MonitorState, gpu: GpuReading, width: int) -> Row:
 
 
 def _name_width(width: int) -> int:
-    return next(cells for least, cells in _NAMES if width >= least)
+    return next((cells for least, cells in _NAMES if width >= least), 0)
 
 
 def _line_readings(state: MonitorState, gpu: GpuReading, *, roomy: bool) -> Row:

@@ -41,7 +41,7 @@ def open_curve(curve: Curve, width: int) -> list[ListRow]:
     """Return the chart, its note and its points; one line where every value is 0."""
     if curve.nothing and not any(y for series in curve.series for _, y in series.points):
         return [*paragraph(curve.nothing, width), row()]
-    height = next(lines for needs, lines in _LINES if width >= needs)
+    height = next((lines for needs, lines in _LINES if width >= needs), _LINES[-1][1])
     note = paragraph(curve.note, width) if curve.note else []
     values = [] if curve.stacked else value_rows(curve, width)
     return [*chart_rows(curve, width, height), *note, *values, row()]
@@ -82,7 +82,7 @@ def value_rows(curve: Curve, width: int) -> list[ListRow]:
     by_series = [dict(series.points) for series in curve.series]
     names = {x: name for one in curve.series for (x, _), name in zip(one.points, one.names, strict=False)}
     column = max(9, *(len(series.name) + 1 for series in curve.series))
-    first = min(_X_WIDTH, width - len(_MARK) - column * len(curve.series))
+    first = max(1, min(_X_WIDTH, width - len(_MARK) - column * len(curve.series)))
     head = fit_right(curve.x_label, first) + "".join(f"{series.name:>{column}}" for series in curve.series)
     lines = [row((head, f"bold {MUTED}"))]
     for x in chosen:
