@@ -37,7 +37,7 @@ def bar(stretches: Sequence[Share], width: int) -> Row:
     return list(_bar(tuple(stretches), width))
 
 
-@lru_cache(256)  # as a job that trains holds what it held a second ago
+@lru_cache(64)  # as a job that trains holds what it held a second ago
 def _bar(stretches: tuple[Share, ...], width: int) -> tuple[Span, ...]:
     drawn = [share for share in stretches if isinstance(share.size_bytes, int) and share.size_bytes > 0]
     sizes = [share.size_bytes for share in drawn if isinstance(share.size_bytes, int)]
