@@ -24,7 +24,7 @@ from gpumem_tui.probe.wire import CPU, Trained
 from gpumem_tui.watch import hosts
 from gpumem_tui.watch.documents import read_document
 from gpumem_tui.watch.folders import clean
-from gpumem_tui.watch.published import Key, Placed, Published, WatchedProcess
+from gpumem_tui.watch.published import NOT_DERIVED_YET, Key, Placed, Published, WatchedProcess
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import FOR_MEMORY, ProbedProcess, ProbeSample
 
@@ -43,9 +43,11 @@ class Collector:
     Args:
         watcher: finds the processes.
         proc: where they are looked up.
+        derives: also work out what the formula expects of each, which a screen shows and no report prints.
     """
 
-    def __init__(self, watcher: Watcher | None = None, proc: Path = Path("/proc")) -> None:
+    def __init__(self, watcher: Watcher | None = None, proc: Path = Path("/proc"), *, derives: bool = True) -> None:
+        self._derives = derives
         self._watcher = watcher or Watcher()
         self._hosts = HostProcesses(proc, known_here=True)
         self._derived: dict[Key, tuple[object, Reading[Expected]]] = {}  # with the file and bytes it was derived from
@@ -69,7 +71,7 @@ class Collector:
                     process=process,
                     placed=placed,
                     host=hosts[process.pid] if process.pid is not None else Unknown(process.state_words),
-                    expected=self._expected(process),
+                    expected=self._expected(process) if self._derives else NOT_DERIVED_YET,
                     case=self._case(process),
                     history=self._watcher.history(process) if process.key == followed else (),
                     growth=self._growing(process, placed, gpus),

@@ -33,17 +33,17 @@ def ask_probes() -> Ask:
         from gpumem_tui.watch.report import probe_report
 
         if not collect:
-            collect.append(_collector(None))
+            collect.append(_collector(None, derives=False))
         return probe_report(collect[0](snapshot.gpus, None))
 
     return ask
 
 
-def _collector(directories: Iterable[Path] | None) -> Collect:
+def _collector(directories: Iterable[Path] | None, *, derives: bool) -> Collect:
     from gpumem_tui.watch.collector import Collector
     from gpumem_tui.watch.reader import Watcher
 
-    return Collector(Watcher(directories)).collect
+    return Collector(Watcher(directories), derives=derives).collect
 
 
 class LiveProbes:
@@ -104,7 +104,7 @@ class LiveProbes:
 
                     places = PublishingFolders(self._directories)
                 if collect is None and not places.are_quiet():
-                    collect = _collector(self._directories)
+                    collect = _collector(self._directories, derives=True)
                 published = self._latest if collect is None else collect(*self._wanted)
             except Exception as error:  # noqa: BLE001  named in the header; the next reading may go well
                 published = replace(self._latest, problem=own_error(error))

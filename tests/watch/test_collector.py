@@ -14,6 +14,7 @@ from gpumem_tui.monitor.snapshot import HostProcess
 from gpumem_tui.watch.collector import Collector
 from gpumem_tui.watch.expected import Expected
 from gpumem_tui.watch.live import LiveProbes
+from gpumem_tui.watch.published import NOT_DERIVED_YET
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.report import probe_report
 from tests.monitor.snapshots import gpu, machine
@@ -74,6 +75,8 @@ def test_what_is_expected_follows_the_document(tmp_path: Path) -> None:
     assert (watched.expected.shape.name, watched.expected.recipe.optimizer) == ("gpt2", "adamw")
     again = collector.collect([GPU]).processes[0].expected
     assert again is watched.expected, "derived once"
+    printed = Collector(Watcher([tmp_path / "probes"]), derives=False).collect([GPU]).processes[0]
+    assert (printed.own, printed.expected) == (watched.own, NOT_DERIVED_YET)
     teacher = {"name": "my.Teacher", "bytes": GIB}
     untrained = [{**teacher, "device": 0}, {**teacher, "device": -1}]  # the one in host memory is of no GPU's ledger
     ring.document(ring.files.model, {**model_document(), "untrained": untrained})
