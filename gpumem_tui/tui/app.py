@@ -363,8 +363,9 @@ class GpuMemApp(ActingApp[int]):
         default_namespace: DOMNode | None = None,
         namespaces: Mapping[str, DOMNode] | None = None,
     ) -> bool:
-        """Do nothing once the program is being left, in a dialogue not yet composed, in a list without a line."""
-        if self._ending:
+        """Do nothing once the program is being left, in a dialogue not yet mounted, in a list without a line."""
+        stack = self.screen_stack
+        if self._ending or (stack and stack[-1].is_modal and not stack[-1].is_mounted):
             return False
         try:
             return await super().run_action(action, default_namespace, namespaces)

@@ -136,15 +136,20 @@ async def test_the_command_palette_may_be_closed_twice() -> None:
         await until(pilot, lambda: app.screen is scene.screen_of(app))
 
 
-@pytest.mark.parametrize("make", [CommandPalette, lambda: TextScreen("a text", [])])
-async def test_a_key_that_comes_before_a_dialogue_is_composed_does_nothing(make: Callable[[], Screen[Any]]) -> None:
+@pytest.mark.parametrize(
+    ("make", "action"),
+    [(CommandPalette, "cursor_down"), (CommandPalette, "escape"), (lambda: TextScreen("a text", []), "scroll(1)")],
+)
+async def test_a_key_that_comes_before_a_dialogue_is_mounted_does_nothing(
+    make: Callable[[], Screen[Any]], action: str
+) -> None:
     app = scene.app(scene.machine(2))
     async with app.run_test(size=(120, 40)):
-        opened = app.push_screen(make())
-        action = "cursor_down" if make is CommandPalette else "scroll(1)"
-        assert not app.screen.query("*")
-        await app.run_action(action, app.screen)
+        opened, dialogue = app.push_screen(make()), app.screen
+        assert not dialogue.query("*")
+        await app.run_action(action, dialogue)
         await opened
+        assert app.screen is dialogue
 
 
 async def test_a_page_further_in_a_list_without_a_line_is_nowhere() -> None:
