@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta, Struct, field
 
+from gpumem_tui.decoding import decodable
 from gpumem_tui.errors import OptionError
 
 
@@ -166,7 +167,7 @@ class _KeptTheme(Struct, frozen=True):
 def theme_of(settings: Settings) -> str:
     """Return the theme to open with: the one chosen last in the program, unless the settings were changed since."""
     try:
-        kept = msgspec.json.decode(_theme_path().read_bytes(), type=_KeptTheme)
+        kept = msgspec.json.decode(_theme_path().read_bytes(), type=decodable(_KeptTheme))
     except (OSError, msgspec.MsgspecError):
         return settings.theme
     return kept.chosen if kept.settings == settings.theme else settings.theme
@@ -228,7 +229,7 @@ def parse(text: str, name: str = "settings.toml") -> Settings:
     faults = [(_line_of(key, text), fault) for key, fault in _faults(values, Settings) if fault]
     if faults:
         raise SettingsError("; ".join(f"{name}:{line}: {fault}" for line, fault in sorted(faults)))
-    return msgspec.convert(values, Settings)
+    return msgspec.convert(values, decodable(Settings))
 
 
 def default_file() -> str:

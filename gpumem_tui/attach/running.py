@@ -34,6 +34,7 @@ from gpumem_tui.attach.target import (
     named,
     refusal,
 )
+from gpumem_tui.decoding import decodable
 from gpumem_tui.memory import Unknown
 from gpumem_tui.probe.files import Folder, WireError
 from gpumem_tui.text import printable, shortened
@@ -307,7 +308,7 @@ def _wait_for_answer(target: Target, name: str, timeout_s: float, waits_in: int)
     answer: _Answer | None = None
     while time.monotonic() < begin + timeout_s:
         with suppress(FileNotFoundError, WireError, msgspec.MsgspecError), _folder(target) as folder:
-            answer = msgspec.json.decode(folder.read(name, _ANSWER_LIMIT_BYTES), type=_Answer)
+            answer = msgspec.json.decode(folder.read(name, _ANSWER_LIMIT_BYTES), type=decodable(_Answer))
             if answer.problem:
                 raise AttachFailed(f"{title}: the probe could not start: {printable(answer.problem)}", INSTEAD)
             if answer.state == bootstrap.LOADS_DATA:

@@ -16,6 +16,7 @@ import msgspec
 
 from gpumem_tui.catalog.loader import is_same_product, parse_toml
 from gpumem_tui.catalog.shapes import CatalogError, Context, Gpu
+from gpumem_tui.decoding import decodable
 from gpumem_tui.memory import MIB, format_bytes
 from gpumem_tui.settings import default_path
 from gpumem_tui.system import replacing
@@ -116,7 +117,9 @@ def load(path: Path | None = None) -> tuple[Calibration, ...]:
     """
     wanted = path or default_path(_FILE)
     try:
-        found = msgspec.convert(parse_toml(wanted.read_text("utf-8"), str(wanted)), dict[str, list[Calibration]])
+        found = msgspec.convert(
+            parse_toml(wanted.read_text("utf-8"), str(wanted)), decodable(dict[str, list[Calibration]])
+        )
     except FileNotFoundError as error:
         if path is None:
             return ()

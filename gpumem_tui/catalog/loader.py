@@ -18,6 +18,7 @@ import msgspec
 from gpumem_tui.catalog.custom import described, is_custom, of_settings
 from gpumem_tui.catalog.huggingface import CONFIGS, HEADS, NEWER_KEYS, HfConfig
 from gpumem_tui.catalog.shapes import FAMILIES, CatalogError, Gpu, GpuSpeed, ModelShape, ShapeError
+from gpumem_tui.decoding import decodable
 from gpumem_tui.memory import MIB, format_bytes
 from gpumem_tui.text import printable
 
@@ -82,7 +83,7 @@ def list_prices() -> Mapping[str, GpuPrice]:
         CatalogError: prices.toml is damaged.
     """
     try:
-        return MappingProxyType(msgspec.convert(toml_tables("prices.toml"), dict[str, GpuPrice]))
+        return MappingProxyType(msgspec.convert(toml_tables("prices.toml"), decodable(dict[str, GpuPrice])))
     except msgspec.ValidationError as error:
         raise CatalogError(f"prices.toml: {error}") from error
 
@@ -237,7 +238,7 @@ def shape_from_hf_config(config: Mapping[str, object], name: str) -> ModelShape:
     config = {**{old: config[key] for key, old in newer.items() if key in config}, **config}
     _check_keys(config, name, kind)
     try:
-        shape = msgspec.convert(config, kind).shape(name)
+        shape = msgspec.convert(config, decodable(kind)).shape(name)
         shape.check()
     except ShapeError as error:
         reason = str(error).removeprefix(f"{error.option}: ")  # what to change is in the file, not in an option
@@ -346,7 +347,7 @@ def parse_toml(text: str, name: str) -> dict[str, object]:
 
 def _gpu(name: str, table: Mapping[str, object]) -> Gpu:
     try:
-        entry = msgspec.convert(table, _GpuEntry)
+        entry = msgspec.convert(table, decodable(_GpuEntry))
     except msgspec.ValidationError as error:
         raise CatalogError(f"gpus.toml: {name}: {error}") from error
     return Gpu(
@@ -375,7 +376,7 @@ def _model(name: str, table: Mapping[str, object]) -> ModelShape:
     if any(name == entry.get("family") and record.has_attention for name, record in FAMILIES.items()):
         entry.setdefault("kv_heads", entry.get("heads"))
     try:
-        shape = msgspec.convert(entry, ModelShape)
+        shape = msgspec.convert(entry, decodable(ModelShape))
         shape.check()
     except (msgspec.ValidationError, ShapeError) as error:
         raise CatalogError(f"models.toml: {name}: {error}") from error

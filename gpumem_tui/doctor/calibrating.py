@@ -11,6 +11,7 @@ from datetime import date
 import msgspec
 
 from gpumem_tui.catalog.calibration import Calibration
+from gpumem_tui.decoding import decodable
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.devices import RealGpu, list_gpus
 
@@ -140,7 +141,7 @@ def _stages(gpu: RealGpu, python: str, which: str, environment: dict[str, str]) 
         reached = 0
         for line in child.stdout:
             with suppress(msgspec.DecodeError):
-                stage = msgspec.json.decode(line, type=_Reached)
+                stage = msgspec.json.decode(line, type=decodable(_Reached))
                 reached += 1
                 yield stage, _used_bytes(gpu) - gpu.used_bytes - stage.reserved
             with suppress(OSError):

@@ -17,6 +17,7 @@ import msgspec
 from gpumem_tui.catalog.loader import toml_tables
 from gpumem_tui.catalog.shapes import Gpu, ModelShape, ShapeError
 from gpumem_tui.catalog.tables import changed
+from gpumem_tui.decoding import decodable
 from gpumem_tui.formula.recipe import LOSS_CHUNKS, NOTHING_FROZEN, Extra, Recipe, Setup, Sharding
 from gpumem_tui.formula.records import BF16_SINCE, OPTIMIZER_RECORDS, SHARDING_RECORDS, stage_of
 from gpumem_tui.formula.resolved import fused
@@ -177,11 +178,11 @@ _AS_OF_THE_ROW = ("name", "cost", "source", "price")
 @cache
 def techniques_of(whom: Literal["model", "command"]) -> Mapping[str, Technique]:
     """Return the rows of techniques.toml as models or as commands have them, by key."""
-    rows = msgspec.convert(toml_tables("techniques.toml"), dict[str, _Row])
+    rows = msgspec.convert(toml_tables("techniques.toml"), decodable(dict[str, _Row]))
     found = {}
     for key, row in _of_models(rows) if whom == "model" else _of_commands(rows):
         try:
-            found[key] = msgspec.convert({"key": key, **row}, Technique)
+            found[key] = msgspec.convert({"key": key, **row}, decodable(Technique))
         except msgspec.ValidationError as error:
             raise ValueError(f"techniques.toml: {key}: {error}") from error
     return MappingProxyType(found)
@@ -198,7 +199,7 @@ def _of_commands(rows: Mapping[str, _Row]) -> Iterator[tuple[str, _Row]]:
         if "axis" not in row:
             yield key, row
         usual = {name: row[name] for name in _AS_OF_THE_ROW}
-        for change, own in msgspec.convert(row.get("command", {}), dict[str, _Row]).items():
+        for change, own in msgspec.convert(row.get("command", {}), decodable(dict[str, _Row])).items():
             yield change, usual | own
 
 
@@ -208,7 +209,7 @@ def catalog_techniques() -> Mapping[str, Technique]:
     optimizers = {
         key: msgspec.convert(
             {"key": key, "axis": "optimizer", "control": "optimizer", "recipe": {"optimizer": key}, **record.technique},
-            Technique,
+            decodable(Technique),
         )
         for key, record in OPTIMIZER_RECORDS.items()
         if record.technique

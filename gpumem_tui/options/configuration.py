@@ -18,6 +18,7 @@ from gpumem_tui.catalog.custom import CUSTOM, custom_name
 from gpumem_tui.catalog.loader import models
 from gpumem_tui.catalog.shapes import TYPED_CONTEXT, CatalogError, Context, Gpu
 from gpumem_tui.catalog.tables import changed
+from gpumem_tui.decoding import decodable
 from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.checks import why_formula_only
 from gpumem_tui.memory import GIB, MIB, Unknown, format_bytes, size_from
@@ -137,7 +138,7 @@ def asked_by(values: Mapping[str, object]) -> Options:
     changes = {option.name: left.pop(option.name, None) for option in SHAPE}
     given = {name: value for name, value in changes.items() if value is not None}
     trained = {"changes": given, **named(WorkloadOptions)}
-    options = msgspec.convert({"trained": trained, **named(Options)}, Options)
+    options = msgspec.convert({"trained": trained, **named(Options)}, decodable(Options))
     assert not left, f"no option takes {sorted(left)}"
     return options
 

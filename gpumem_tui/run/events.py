@@ -365,13 +365,15 @@ def decode_event(line: bytes) -> ChildEvent:
     """
     import msgspec
 
+    from gpumem_tui.decoding import decodable
+
     try:
         line = printable(line)
-        head = msgspec.json.decode(line, type=_Head)
+        head = msgspec.json.decode(line, type=decodable(_Head))
         if head.schema != SCHEMA:
             raise EventError(f"event of schema {head.schema!r}, expected {SCHEMA}")
         kind = _BY_NAME[head.event]
         with uncollected() if kind is TraceDone else nullcontext():
-            return msgspec.json.decode(line, type=kind)
+            return msgspec.json.decode(line, type=decodable(kind))
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
         raise EventError(f"not an event: {error}") from error

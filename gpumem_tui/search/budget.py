@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpumem_tui.decoding import decodable
 from gpumem_tui.errors import EXIT_NOTHING_FITS, OptionError
 from gpumem_tui.memory import Bucket, Range, format_bytes, format_range
 from gpumem_tui.report.markdown import bullets, document, sentence, table
@@ -82,7 +83,7 @@ def read_baseline(path: Path) -> Footprint | None:
         OptionError: it is something else, or cannot be read.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Footprint)
+        return msgspec.json.decode(path.read_bytes(), type=decodable(Footprint))
     except FileNotFoundError:
         return None
     except msgspec.MsgspecError as error:

@@ -14,6 +14,7 @@ import msgspec
 
 from gpumem_tui.catalog.loader import toml_tables
 from gpumem_tui.catalog.shapes import CatalogError
+from gpumem_tui.decoding import decodable
 from gpumem_tui.formula.techniques import ADAPTERS, INJECTED, MORE_RANKS, SHARDS
 from gpumem_tui.launchers import NAMES
 from gpumem_tui.search.config import SearchConfig
@@ -93,7 +94,7 @@ def _read(name: str, table: Mapping[str, object], tables: Mapping[str, Mapping[s
         raise CatalogError(f"{_FILE}: {name}: like: there is no table {like!r}")
     own = {key: value for key, value in table.items() if key != "like"}
     try:
-        dialect = msgspec.convert({**tables.get(str(like), {}), **own}, Dialect)
+        dialect = msgspec.convert({**tables.get(str(like), {}), **own}, decodable(Dialect))
     except msgspec.ValidationError as error:
         raise CatalogError(f"{_FILE}: {name}: {error}") from error
     if fault := next(_faults(dialect), ""):

@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from gpumem_tui.decoding import decodable
 from gpumem_tui.text import shortened
 
 if sys.version_info >= (3, 11):
@@ -72,7 +73,7 @@ class FileKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={
 def kinds() -> dict[str, FileKind]:
     """Return the table, in the order in which kinds are tried."""
     text = Path(__file__).with_name("kinds.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), dict[str, FileKind])
+    return msgspec.convert(tomllib.loads(text), decodable(dict[str, FileKind]))
 
 
 def kind_of(head: bytes, name: str) -> FileKind | None:

@@ -14,6 +14,7 @@ from typing import BinaryIO, cast
 import msgspec
 from msgspec.structs import replace as replaced
 
+from gpumem_tui.decoding import decodable
 from gpumem_tui.snapshots.kinds import BROKEN, FileKind, folder_words, head_of, kind_of, unpacker_of, what_to_type
 from gpumem_tui.snapshots.model import (
     NO_STACK,
@@ -103,9 +104,9 @@ def read_json(data: Data, stacks: Stacks) -> tuple[SnapshotDocument, list[EventH
     """
     try:
         if data[:_JSON_START].lstrip().startswith(b"["):  # of torch.cuda.memory_snapshot(): segments only
-            document = SnapshotDocument(segments=msgspec.json.decode(data, type=list[SegmentDocument]))
+            document = SnapshotDocument(segments=msgspec.json.decode(data, type=decodable(list[SegmentDocument])))
         else:
-            document = msgspec.json.decode(data, type=SnapshotDocument)
+            document = msgspec.json.decode(data, type=decodable(SnapshotDocument))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise SnapshotError(f"is no memory snapshot: {shortened(str(error), 200)}") from error
     if document.traces is not None:
@@ -168,7 +169,7 @@ def segments_of(values: object) -> list[SegmentDocument]:
         SnapshotError: they are something else.
     """
     try:
-        return msgspec.convert(values, list[SegmentDocument])
+        return msgspec.convert(values, decodable(list[SegmentDocument]))
     except (msgspec.MsgspecError, RecursionError) as error:
         raise SnapshotError(f"is no memory snapshot: its segments: {shortened(str(error), 200)}") from error
 
@@ -177,7 +178,7 @@ def annotations_of(values: object) -> list[Annotation]:
     """Validate annotations that were read from a pickle; none where they are not what PyTorch writes."""
     try:
         found = values[:_MOST_ANNOTATIONS] if isinstance(values, list | tuple) else []
-        return msgspec.convert(found, list[Annotation])
+        return msgspec.convert(found, decodable(list[Annotation]))
     except (msgspec.MsgspecError, RecursionError):
         return []
 

@@ -18,6 +18,7 @@ from typing import Annotated, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from gpumem_tui.decoding import decodable
 from gpumem_tui.memory import Breakdown
 from gpumem_tui.probe.files import Files, WireError, read_private
 from gpumem_tui.probe.wire import (
@@ -125,7 +126,7 @@ def _checked(kind: type[_T], content: dict[str, object]) -> _T:
     Raises:
         msgspec.MsgspecError, RecursionError: the content is something else.
     """
-    value = msgspec.convert(cleaned(content), kind)
+    value = msgspec.convert(cleaned(content), decodable(kind))
     _check(kind, value)
     return value
 
