@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 
 import pytest
@@ -87,3 +88,14 @@ async def test_a_monitor_that_stays_open_has_no_text_kept_by_rich(gpus: int) -> 
             if second == 10:
                 kept = cached_cell_len.cache_info().currsize
         assert cached_cell_len.cache_info().currsize - kept < 30
+
+
+async def test_a_line_that_was_drawn_is_gone_with_the_last_who_has_it() -> None:
+    program = _Program()
+    async with program.run_test(size=(_WIDTH, 4)):
+        line = program.query_one(Lines).render_line(0)
+        gc.collect()
+        assert line.divide([line.cell_length]) == [line] == line.divide([line.cell_length, line.cell_length + 9])
+        assert [piece.text for piece in line.divide([1, 3])] == [" ", "  "]
+        del line
+        assert gc.collect() == 0

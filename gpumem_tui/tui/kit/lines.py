@@ -31,6 +31,17 @@ _STEP = 8
 """Cells by which a region that is drawn again begins and ends: Textual keeps 4,096 pairs of different regions."""
 
 
+class Line(Strip):
+    """A finished line. Textual 8 keeps the pieces of one in it: the whole of a line, in itself, would be garbage."""
+
+    __slots__ = ()
+
+    def divide(self, cuts: Iterable[int]) -> Sequence[Strip]:
+        """Return the pieces between the cuts; cut at its end alone, it is the only one."""
+        cuts = [cut for cut in cuts if cut <= self.cell_length]
+        return [self] if cuts == [self.cell_length] else super().divide(cuts)
+
+
 class Lines(Widget):
     """Draws rows from its top; a style is written as in Textual's markup ("bold $warning", "$free on $cache").
 
@@ -104,7 +115,7 @@ class Lines(Widget):
         for line_filter in self.get_line_filters():
             if not isinstance(line_filter, ANSIToTruecolor):  # no style here has a colour by number
                 strip = strip.apply_filter(line_filter, self.background_colors[1])
-        return Strip(_cut(list(strip), before, at - end), end - begin)
+        return Line(_cut(list(strip), before, at - end), end - begin)
 
     def _rich_style_of(self, style: str) -> RichStyle:
         if style not in self._rich_styles:
