@@ -155,11 +155,12 @@ class GpuReader:
             return None
         self.raw.lost = ""
         self.raw.read_at = monotonic()
+        slow_pass, rest = divmod(self._pass, self._slow_every)
         self._pass += 1
-        if (self._pass - 1) % self._slow_every and not self._instances_vanished():
+        if rest and not self._instances_vanished():
             return None
         self._tell()
-        return partial(self._read_rest, gpu, (self._pass - 1) // self._slow_every)
+        return partial(self._read_rest, gpu, slow_pass)
 
     def _read_rest(self, gpu: GpuHandle, slow_pass: int) -> None:
         """Read what is slow, once all GPUs were read of which others wait for news."""

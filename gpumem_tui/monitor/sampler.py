@@ -142,9 +142,10 @@ class Sampler(LatestSnapshot):
     # ---- the thread that makes snapshots
 
     def _run(self) -> None:
-        self._crews.append(Crew("gpu-host"))
-        self._plug_ins_worker = Worker(self._load_plug_ins, self._tell, self._crews[0])
-        self._host_worker = Worker(self._host.read, self._tell, self._crews[0])
+        of_host = Crew("gpu-host")
+        self._crews.append(of_host)
+        self._plug_ins_worker = Worker(self._load_plug_ins, self._tell, of_host)
+        self._host_worker = Worker(self._host.read, self._tell, of_host)
         self._add_vendors(vendors.BUILT_IN if self._only is None else [self._only])
         self._host_worker.ask()  # imports what it needs while the driver starts
         next_at = monotonic()

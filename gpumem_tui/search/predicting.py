@@ -437,9 +437,11 @@ def _with_other_numbers(
     others, again = _other(traces, "otherwise"), _other(traces, "most")
     try:
         yield from others.run(size)
-        is_sized_alike = others.at(size).sizes == traces.at(size).sizes
-        if is_sized_alike and others.alone(size).reserved_bytes(size) <= most.reserved_bytes(size):
-            return _without(most, "number")  # at most released elsewhere, as when Python collects cycles
+        own, other = traces.at(size), others.at(size)
+        if other.is_alike(own):
+            return _without(most, "number")
+        if other.sizes == own.sizes and others.alone(size).reserved_bytes(size) <= most.reserved_bytes(size):
+            return _without(most, "number")  # only released elsewhere, as when Python collects cycles
         yield from again.run(size)  # do two runs differ anyway, as of random lengths?
     except (Unusable, ChildDied) as error:
         return most.without_fewest(str(error))
