@@ -146,7 +146,7 @@ def _stream(source: Source, settings: Settings, recorder: GpuRecorder | None, as
         on_end(sys.exit)  # as services and batch systems end it: the file has its end
     if quiet and recorder is not None:
         complain(f"recording to {asked.record}; ctrl+c ends it", 0)
-    snapshots = live(source, settings.interval_s, held_stdin() if asked.wire else ())
+    snapshots = live(source, settings.interval_s, held_stdin() if asked.wire else (), early=asked.wire)
     notifier = None if asked.as_json or asked.wire else Notifier(settings.notify)  # who reads the JSON has its alerts
     try:
         with nullcontext() if recorder is None else closing(recorder):

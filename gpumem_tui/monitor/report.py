@@ -130,16 +130,19 @@ def _until(source: Source, snapshot: Snapshot, holds: Callable[[Snapshot], bool]
     return snapshot
 
 
-def live(source: Source, interval_s: float, held: Sequence[int] = ()) -> Iterator[Snapshot]:
+def live(source: Source, interval_s: float, held: Sequence[int] = (), *, early: bool = False) -> Iterator[Snapshot]:
     """Yield snapshots of a source without end, at most one each `interval_s` seconds.
 
     Args:
+        early: the first may lack values; otherwise it has all that come within a few seconds.
         held: as `sleep_until` has it.
 
     Raises:
         NoDriverAnswer: none comes in time.
     """
     last = first(source)
+    if not early:
+        last = _until(source, last, is_complete, COMPLETE_S)
     due_s = time.monotonic()
     while True:
         yield last

@@ -12,6 +12,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -279,6 +280,14 @@ def test_without_a_terminal_a_line_a_gpu_and_each_new_alert(
         while "warning" not in (line := process.stdout.readline()):  # one comes each interval, until it ends
             assert " GPU " in line
         assert line.rstrip().endswith("warning: GPU 0: 99 % of memory in use, 0.41 GiB free")
+
+
+def test_the_first_line_has_what_is_slow_to_read(environment: dict[str, str], fake_machine: FakeMachine) -> None:
+    slow = Calls(latency_ms={"nvmlDeviceGetGraphicsRunningProcesses_v3": 400})  # before the temperature is read
+    fake_machine.show(Scenario(gpus=[replace(_BUSY, calls=slow)]))
+    with _running(environment, "monitor", "--interval", "0.2") as process:
+        assert process.stdout is not None
+        assert ", 65 °C, " in process.stdout.readline()
 
 
 def test_an_alert_is_told_by_the_command_of_the_settings_but_not_where_the_json_has_it(
