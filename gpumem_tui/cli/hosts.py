@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gpumem_tui.settings import Settings
 
 _METRICS = "127.0.0.1:9820"
+_LAST_PORT = 65535
 HOSTS_OPTIONS: list[Decorator] = [
     click.option(
         "--host", "hosts", multiple=True, metavar="HOST",
@@ -50,10 +51,14 @@ timeout_option = click.option(
 
 def _address(text: str) -> tuple[str, int]:
     """Return HOST and PORT; PORT alone is on this machine only, an IPv6 host is in brackets."""
+    from gpumem_tui.addresses import is_address
+
     host, _, port = text.rpartition(":")
-    if not port.isdecimal() or int(port) > 65535:
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    is_host = is_address(bare) if set(bare + host) & set("[:]") else True
+    if not (is_host and port.isdecimal() and int(port) <= _LAST_PORT):
         raise ValueError(f"{text!r} is not HOST:PORT such as {_METRICS}")
-    return host.strip("[]") or "127.0.0.1", int(port)
+    return bare or "127.0.0.1", int(port)
 
 
 metrics_option = click.option(

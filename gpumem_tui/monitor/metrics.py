@@ -5,6 +5,7 @@ Imports prometheus_client: import this module where it is needed, not at a progr
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import socket
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 _LONGEST_LABEL = 200
+_OF_THE_PORT = errno.EADDRINUSE, errno.EACCES
+"""Errors that another port helps against."""
 
 
 @dataclass(frozen=True)
@@ -195,9 +198,8 @@ class Server:
             self._server.set_app(_at_one_path(make_wsgi_app(registry), host))
         except (OSError, OverflowError, UnicodeError) as error:  # the last: what no name of a host can be
             reason = error.strerror if isinstance(error, OSError) else error
-            raise OptionError(
-                f"--metrics: {in_url(host, port)} cannot be served: {reason}; give another port"
-            ) from error
+            remedy = "another port" if getattr(error, "errno", 0) in _OF_THE_PORT else "an address of this machine"
+            raise OptionError(f"--metrics: {in_url(host, port)} cannot be served: {reason}; give {remedy}") from error
         self.address = in_url(host, self.port)
         """Host and port, as they stand in a URL."""
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)

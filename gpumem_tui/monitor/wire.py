@@ -259,7 +259,8 @@ class ReportReader:
         if not isinstance(body, dict) or not (KEY in body or PATCH in body):
             raise NoReport("no report")
         if body.get(KEY, VERSION) != VERSION:
-            raise OtherVersion(f"{body.get('program')} there, {__version__} here")
+            there = f"{body.get('program')} there writes schema {body.get(KEY)!r:.40}"
+            raise OtherVersion(f"{there}, {__version__} here reads schema {VERSION}")
         report = self._reader.read(body)
         self._unmeasured_bytes += len(line)
         if self._unmeasured_bytes > LONGEST_LINE:  # each patch may make it longer

@@ -257,23 +257,31 @@ class Readings:
 
     def _report(self, line: bytes) -> HostReport | None:
         """Return the reading in a line, wherever in it that begins: what a shell prints need not end a line."""
+        unread: NoReport | None = None
         for found in _BEGINS.finditer(line):
             try:
                 report = self._reader.read(line[found.start() :])
-            except NoReport:
+            except NoReport as error:  # another may begin behind this one
+                unread = error
                 continue
             except LineError as error:
                 if self.answered or PATCH.encode() in found[0]:
-                    raise LinkLost(f"a reading of its is damaged ({error}): does its shell write to stdout?") from error
+                    raise _damaged(error) from error
                 raise LinkLost(f"its gpumem-tui is of another version: install the same one there ({error})") from error
             if not self.answered:
                 self._keep(line[: found.start()])
             return report
+        if unread is not None:
+            raise _damaged(unread)
         return None
 
     def _keep(self, line: bytes) -> None:
         if not (self.answered or self.printed):
             self.printed = shortened(without_escapes(line[:200].decode("utf-8", "replace")), 40)
+
+
+def _damaged(error: LineError) -> LinkLost:
+    return LinkLost(f"a reading of its is damaged ({error}): does its shell write to stdout?")
 
 
 # ---- several

@@ -451,6 +451,8 @@ def _listening(pid: int) -> list[int]:
         (["--record", "no/where"], "--record: no/where cannot be written: No such file or directory"),
         (["--metrics", "nonsense"], "'--metrics': 'nonsense' is not HOST:PORT such as 127.0.0.1:9820"),
         (["--metrics", "127.0.0.1:²"], "'--metrics': '127.0.0.1:²' is not HOST:PORT such as 127.0.0.1:9820"),
+        (["--metrics", "[::1"], "'--metrics': '[::1' is not HOST:PORT such as 127.0.0.1:9820"),
+        (["--metrics", "::1"], "'--metrics': '::1' is not HOST:PORT such as 127.0.0.1:9820"),
         (["--metrics", "127.0..1:1"], "--metrics: 127.0..1:1 cannot be served: "),
         (["--metrics", "192.0.2.1:1"], "--metrics: 192.0.2.1:1 cannot be served: "),
         (["--settings", "missing"], "missing: there is no such file; `gpumem-tui settings` prints one"),

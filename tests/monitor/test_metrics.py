@@ -269,11 +269,11 @@ def test_before_the_first_snapshot_and_without_a_driver(scrape: Scrape) -> None:
 def test_an_address_that_cannot_be_had_is_one_line() -> None:
     server = Server(this_machine(Scripted()), "127.0.0.1", 0)
     try:
-        with pytest.raises(OptionError, match=f"127.0.0.1:{server.port} cannot be served: Address already in use"):
+        with pytest.raises(OptionError, match=r"Address already in use; give another port"):
             Server(this_machine(Scripted()), "127.0.0.1", server.port)
     finally:
         server.stop()
-    with pytest.raises(OptionError, match=r"192\.0\.2\.1:0 cannot be served"):
+    with pytest.raises(OptionError, match=r"192\.0\.2\.1:0 cannot be served: .*; give an address of this machine"):
         Server(this_machine(Scripted()), "192.0.2.1", 0)
     with pytest.raises(OptionError, match=r"127\.0\.\.1:0 cannot be served"):
         Server(this_machine(Scripted()), "127.0..1", 0)

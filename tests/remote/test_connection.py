@@ -201,6 +201,11 @@ def test_a_reading_that_was_damaged_on_its_way_is_no_other_version(ssh: Ssh, con
     assert "does its shell write to stdout?" in problem
 
 
+def test_a_first_reading_that_is_damaged_is_told_at_once(ssh: Ssh, connect: Connect) -> None:
+    ssh.writes("a", [line_of(reading())[:-9]])
+    assert "a reading of its is damaged" in becomes(connect("a"), HostPhase.AWAY).problem
+
+
 @pytest.mark.parametrize("changes", [{KEY: 2}, {"full": {}}])
 def test_other_lines_are_of_another_version(ssh: Ssh, connect: Connect, changes: dict[str, object]) -> None:
     ssh.writes("a", [json.dumps({**json.loads(line_of(reading())), **changes}).encode()])

@@ -240,6 +240,9 @@ async def test_a_tiny_terminal_says_what_is_needed_and_still_quits() -> None:
         notice = screen.query_one("#too-small", Lines)
         assert text_of(notice).split("\n") == ["needs 60×16, this is 40×10", "q quits"]
         assert [child.id for child in screen.children if child.display] == ["too-small"]
+        await pilot.resize_terminal(20, 5)
+        await pilot.pause()
+        assert text_of(notice).split("\n") == ["needs 60×16", "q quits"]
         await pilot.resize_terminal(120, 40)
         await pilot.pause()
         assert not notice.display

@@ -218,8 +218,10 @@ class MainScreen(SizedScreen):
         """Say what is needed where the terminal is too small, and lay the screen out for its size."""
         (width, height), (columns, rows) = event.size, self.SMALLEST
         self.set_class(width < columns or height < rows, "-tiny")
-        needs = f"needs {columns}×{rows}, this is {width}×{height}"
-        self.query_one("#too-small", Lines).show_rows([[(needs, "")], [("q quits", "")]])
+        needs = f"needs {columns}×{rows}"
+        both = f"{needs}, this is {width}×{height}"
+        shown = both if len(f" {both} ") <= width else needs
+        self.query_one("#too-small", Lines).show_rows([[(shown, "")], [("q quits", "")]])
         self.laid_out(event.size)
 
     def laid_out(self, _size: Size) -> None:
