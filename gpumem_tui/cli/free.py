@@ -143,13 +143,20 @@ def _looked(asked: _Asked, read: _Read) -> tuple[Mapping[str, Snapshot | str], _
         enough = {name: (chosen, known[name]) for name, chosen in free.items() if chosen}
         never = _never(known.values(), asked.count, asked.memory_bytes, asked.brand)
         waits = asked.wait or asked.runs
-        if enough or not waits or (never and len(known) == len(found)):
+        if enough or not waits or (never and all(map(_is_final, found.values()))):
             return found, enough, never
         problem = next((each for each in found.values() if isinstance(each, str)), "")
         if asked.runs:
             why = f" ({problem})" if problem else "; `gpumem-tui free --explain` gives the reason"
             say(f"waiting for {counted(asked.count or 1, 'free GPU')}{why}; ctrl+c ends it")
         time.sleep(asked.interval_s or _LOOK_S)
+
+
+def _is_final(found: Snapshot | str) -> bool:
+    """Return whether a machine answers, or has no driver: no waiting brings one."""
+    from gpumem_tui.monitor.vendors import known
+
+    return not isinstance(found, str) or found.startswith(tuple(vendor.no_driver for vendor in known()))
 
 
 def _explained(machines: Mapping[str, Snapshot], memory_bytes: int | None, *, named: bool) -> Iterator[str]:

@@ -274,3 +274,10 @@ def test_nobody_waits_for_what_no_machine_has(
     fake_machine.show(_SCENARIO)
     done = program("free", "--wait", *arguments, env={**fake_machine.environment, "PATH": os.environ["PATH"]})
     assert (done.code, done.out, done.err) == (3, "", f"gpumem-tui: {said}\n")
+
+
+@pytest.mark.parametrize("how", [("--wait",), ("--exec", "--", "true")])
+def test_nobody_waits_for_a_driver_that_is_not_there(how: tuple[str, ...], program: Program) -> None:
+    done = program("free", "--gpus", "2", *how)
+    assert (done.code, done.out) == (4, "")
+    assert done.err.startswith("gpumem-tui: no NVIDIA driver on this machine: ")
