@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import re
 import shutil
-from collections.abc import Mapping
-from importlib import metadata
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -147,40 +148,29 @@ class TestFiles(VendorKit):
         return FileLab(tmp_path)
 
 
-class _Entry:
-    """An installed entry point."""
-
-    def __init__(self, name: str, loaded: object) -> None:
-        self.name, self.value = name, f"module:{name}"
-        self._loaded = loaded
-
-    def load(self) -> object:
-        if isinstance(self._loaded, Exception):
-            raise self._loaded
-        return self._loaded
-
-
 @pytest.fixture
-def plugged(monkeypatch: pytest.MonkeyPatch) -> list[_Entry]:
-    """Plug-ins that are installed; to be filled before they are asked for."""
-    entries: list[_Entry] = []
-
-    def entry_points(*, group: str) -> list[_Entry]:
-        assert group == "gpumem_tui.vendors"
-        return entries
-
-    monkeypatch.setattr(metadata, "entry_points", entry_points)
+def plugged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Installs a package with these entry points of the group."""
     monkeypatch.setattr(vendors, "_chosen", NVIDIA)
     vendors.plugged_in.cache_clear()
     monkeypatch.setattr(vendors, "plugged_in", vendors.plugged_in.__wrapped__)
-    return entries
+
+    def install(**entries: str) -> None:
+        folder = tmp_path / "installed/acme_vendors-1.0.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: acme_vendors\nVersion: 1.0\n")
+        lines = [f"[{vendors.GROUP}]", *(f"{name} = {value}" for name, value in entries.items())]
+        (folder / "entry_points.txt").write_text("\n".join(lines))
+        monkeypatch.syspath_prepend(str(folder.parent))
+
+    return install
 
 
 def test_a_plug_in_s_gpus_are_watched_where_the_built_in_vendor_has_no_driver(
-    fake_nvml: FakeMachine, tmp_path: Path, plugged: list[_Entry]
+    fake_nvml: FakeMachine, tmp_path: Path, plugged: Callable[..., None]
 ) -> None:
     fake_nvml.show(Scenario(init=LIBRARY_NOT_FOUND))
-    plugged.append(_Entry("files", FILES))
+    plugged(files="tests.monitor.file_vendor:FILES")
     FileLab(tmp_path).show(KitGpu())
     sampler = Sampler(0.05, 0.1, look=no_processes, proc=tmp_path)
     sampler.start()
@@ -194,10 +184,10 @@ def test_a_plug_in_s_gpus_are_watched_where_the_built_in_vendor_has_no_driver(
 
 
 def test_without_any_driver_it_is_the_built_in_vendor_s_that_is_missed(
-    fake_nvml: FakeMachine, tmp_path: Path, plugged: list[_Entry]
+    fake_nvml: FakeMachine, tmp_path: Path, plugged: Callable[..., None]
 ) -> None:
     fake_nvml.show(Scenario(init=LIBRARY_NOT_FOUND))
-    plugged += [_Entry("files", FILES), _Entry("broken", ImportError("no module rocm")), _Entry("text", "no vendor")]
+    plugged(files="tests.monitor.file_vendor:FILES", broken="tests.no_such_module:ROCM", text="os:name")
     sampler = Sampler(0.05, 0.1, look=no_processes, proc=tmp_path)
     sampler.start()
     try:
@@ -206,9 +196,28 @@ def test_without_any_driver_it_is_the_built_in_vendor_s_that_is_missed(
         sampler.stop()
     assert found.problem.startswith(NVIDIA.no_driver)
     assert NO_FILES_DRIVER not in found.problem
-    assert "the vendor “broken” cannot be loaded: an error of gpumem-tui itself: ImportError" in found.problem
-    assert "the vendor “text” is no Vendor: module:text" in found.problem
+    broken = "the vendor “broken” cannot be loaded: an error of gpumem-tui itself: ModuleNotFoundError"
+    assert broken in found.problem
+    assert "the vendor “text” is no Vendor: os:name" in found.problem
     assert list_gpus() == Unknown(NVIDIA.no_driver)
+
+
+def test_an_archive_is_looked_into(plugged: Callable[..., None], tmp_path: Path) -> None:
+    plugged(files="tests.monitor.file_vendor:FILES")
+    archive = shutil.make_archive(str(tmp_path / "acme"), "zip", tmp_path / "installed")
+    shutil.rmtree(tmp_path / "installed")
+    assert vendors.plugged_in() == ((), ())
+    sys.path.insert(0, archive)
+    try:
+        assert vendors.plugged_in() == ((FILES,), ())
+    finally:
+        sys.path.remove(archive)
+
+
+def test_without_a_plug_in_nothing_is_imported_to_find_that_out() -> None:
+    script = "import sys; from gpumem_tui.monitor import vendors; before = {*sys.modules}"
+    told = f"{script}; print(vendors.plugged_in(), {{*sys.modules}} - before)"
+    assert subprocess.run([sys.executable, "-c", told], capture_output=True, text=True).stdout == "((), ()) set()\n"
 
 
 def test_the_built_in_vendors_are_entry_points_as_plug_ins_are() -> None:

@@ -6,13 +6,16 @@ more than the whole of a driver's start.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 from gpumem_tui.errors import own_error
 from gpumem_tui.monitor.backend import Vendor
 from gpumem_tui.monitor.vendors.amd.vendor import AMD
 from gpumem_tui.monitor.vendors.nvidia.vendor import NVIDIA
+from gpumem_tui.text import file_text
 
 GROUP = "gpumem_tui.vendors"
 BUILT_IN = (NVIDIA, AMD)
@@ -53,6 +56,8 @@ def candidates(first: Vendor) -> Iterator[Vendor]:
 @cache
 def plugged_in() -> tuple[tuple[Vendor, ...], tuple[str, ...]]:
     """Load the vendors of plug-ins, in the order of their names; what cannot be loaded is one line each."""
+    if not _may_be_installed():
+        return (), ()
     from importlib.metadata import entry_points
 
     found: list[Vendor] = []
@@ -71,3 +76,19 @@ def plugged_in() -> tuple[tuple[Vendor, ...], tuple[str, ...]]:
         elif loaded not in BUILT_IN:
             faults.append(f"the vendor “{entry.name}” is of a brand that the program knows: {loaded.brand}")
     return tuple(found), tuple(faults)
+
+
+def _may_be_installed() -> bool:
+    """Return whether a package besides this one has entry points of the group, or may have, in an archive.
+
+    To ask `importlib.metadata` each time would import 30 modules, whose 1.7 MiB a Monitor keeps.
+    """
+    return any(
+        place.is_file()
+        or any(
+            GROUP in file_text(file)
+            for file in place.glob("*-info/entry_points.txt")
+            if not file.parent.name.startswith(("gpumem_tui-", "gpumem_tui."))
+        )
+        for place in map(Path, sys.path)
+    )
