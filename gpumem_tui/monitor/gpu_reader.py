@@ -31,7 +31,7 @@ from gpumem_tui.text import without_escapes
 
 NOT_RETURNED = "has not returned for"
 """Marks the reason of a value that waits for a call."""
-_STUCK_AFTER_S = 0.8
+STUCK_AFTER_S = 0.8
 """A GPU whose reading takes longer is stale."""
 
 _APART_SHARE = 0.1
@@ -107,6 +107,7 @@ class GpuReader:
         self._gpu: GpuHandle | None = None
         self._stale_handle = False
         self._pass = 0
+        self._lacks_slow = False
         self._in_mig = False
         self._instances: tuple[InstanceHandle, ...] = ()
 
@@ -121,7 +122,7 @@ class GpuReader:
     @property
     def is_stuck(self) -> bool:
         """Return whether a call has not returned for long."""
-        return self.worker.busy_s() >= _STUCK_AFTER_S
+        return self.worker.busy_s() >= STUCK_AFTER_S
 
     def state_and_reason(self) -> tuple[DeviceState, str]:
         """Return whether the GPU answers, is stale or lost, and why."""
@@ -150,14 +151,17 @@ class GpuReader:
             self._read_each_time(gpu)
             self.raw.instances = tuple(map(_read_instance, self._instances))
             self.backend.check_answers()
+            slow_pass, rest = divmod(self._pass, self._slow_every)
+            is_back = bool(self.raw.lost)
+            if is_back:
+                self._read_slow(gpu, slow_pass)  # this may be what it does not answer
         except Fault as fault:
             self._lose(fault)
             return None
         self.raw.lost = ""
         self.raw.read_at = monotonic()
-        slow_pass, rest = divmod(self._pass, self._slow_every)
         self._pass += 1
-        if rest and not self._instances_vanished():
+        if is_back or (rest and not self._lacks_slow and not self._instances_vanished()):
             return None
         self._tell()
         return partial(self._read_rest, gpu, slow_pass)
@@ -191,6 +195,7 @@ class GpuReader:
         self._read_at(Pace.EACH_TIME, gpu)
 
     def _read_slow(self, gpu: GpuHandle, slow_pass: int) -> None:
+        self._lacks_slow = True  # until all of it is read: an error of the program may end this before
         self._read_mig(gpu)
         if not self._in_mig:
             self.raw.graphics_processes = gpu.graphics_processes()
@@ -200,6 +205,7 @@ class GpuReader:
                 self._read_at(pace, gpu)
         if not self._in_mig:
             self.raw.process_percents = gpu.process_percents()
+        self._lacks_slow = False
 
     def _read_at(self, pace: Pace, gpu: GpuHandle) -> None:
         names = _NAMES[pace, self._in_mig]
@@ -400,7 +406,7 @@ def _processes(raw: RawReadings, memory: Reading[Memory], hosts: Hosts) -> Readi
             pid=pid,
             kind=_kind(pid in compute, pid in graphics),
             used_bytes=raw.disputed.get(pid)
-            or _possible_size(_larger([lists[pid] for lists in (compute, graphics) if pid in lists]), memory),
+            or _possible_size(_newest_known([lists[pid] for lists in (compute, graphics) if pid in lists]), memory),
             sm_percent=percents if isinstance(percents, Unknown) else percents.get(pid, 0),
             host=hosts.get(pid, NOT_LOOKED_UP_YET),
         )
@@ -430,10 +436,10 @@ def _kind(computes: bool, draws: bool) -> ProcessKind:
     return ProcessKind.COMPUTE if computes else ProcessKind.GRAPHICS
 
 
-def _larger(entries: list[ListedProcess]) -> Value:
-    """Return the larger of the entries of one process: either list has its whole memory."""
+def _newest_known(entries: list[ListedProcess]) -> Value:
+    """Return the first known size of one process's entries, the newest first: either list has its whole memory."""
     known = [entry.used_bytes for entry in entries if isinstance(entry.used_bytes, int)]
-    return max(known) if known else entries[0].used_bytes
+    return known[0] if known else entries[0].used_bytes
 
 
 def _instance(read: InstanceRead, hosts: Hosts) -> Instance:

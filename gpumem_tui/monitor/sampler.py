@@ -22,7 +22,7 @@ from gpumem_tui.errors import own_error
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor import vendors
 from gpumem_tui.monitor.backend import Vendor
-from gpumem_tui.monitor.gpu_reader import GpuReader
+from gpumem_tui.monitor.gpu_reader import STUCK_AFTER_S, GpuReader
 from gpumem_tui.monitor.readings import NOT_READ_YET, Reading
 from gpumem_tui.monitor.snapshot import DriverReading, GpuReading, HostProcess, HostReading, Snapshot
 from gpumem_tui.monitor.threads import Crew, LatestSnapshot, Worker
@@ -30,7 +30,9 @@ from gpumem_tui.monitor.vendor_gpus import VendorGpus
 from gpumem_tui.system import host_name
 
 _PATIENCE_S = 0.1
-"""How long a snapshot waits for GPUs that have not answered yet: they come with the next one."""
+"""How long a snapshot waits for GPUs that have not answered yet: they come with the next one ..."""
+_LONG_INTERVAL_S = 2.0
+"""... unless this comes only after so long: then it waits for all of each GPU, or until it is known to be stuck."""
 _FIRST_PATIENCE_S = 0.3
 """The limit for the first one, which has no earlier readings to show."""
 _SLOW_PATIENCE_S = 1.0
@@ -117,6 +119,8 @@ class Sampler(LatestSnapshot):
         self._clock = clock
         self._proc = proc
         self._only = vendor
+        self._waits_for_all = interval_s >= _LONG_INTERVAL_S
+        self._patience_s = STUCK_AFTER_S + _PATIENCE_S if self._waits_for_all else _PATIENCE_S
         self._parts: list[VendorGpus] = []
         self._crews: list[Crew] = []
         self._host = HostReader(look)
@@ -178,7 +182,7 @@ class Sampler(LatestSnapshot):
         if self._host_worker.is_idle:
             self._host.pids = self._pids()
             self._host_worker.ask()
-            self._wait_for(lambda: self._host_worker.is_idle, _PATIENCE_S)
+            self._wait_for(lambda: self._host_worker.is_idle, self._patience_s)
         known = self._known()
         self._publish()
         if first and self._readers():
@@ -236,9 +240,14 @@ class Sampler(LatestSnapshot):
         """Have every GPU read that is not being read still."""
         for part in self._parts:
             part.ask()
-        patience_s = _PATIENCE_S if self.latest() else _FIRST_PATIENCE_S
+        patience_s = self._patience_s if self.latest() else _FIRST_PATIENCE_S
         asked = [reader for part in self._parts if part.driver.runs for reader in part.readers.values()]
-        self._wait_for(lambda: all(each.is_fresh or each.is_stuck for each in asked), patience_s)
+        in_full = self._waits_for_all and self.latest()
+
+        def has_answered(reader: GpuReader) -> bool:
+            return reader.worker.is_idle if in_full else reader.is_fresh
+
+        self._wait_for(lambda: all(has_answered(each) or each.is_stuck for each in asked), patience_s)
         for part in self._parts:
             part.sort_out()
 

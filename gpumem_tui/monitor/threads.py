@@ -184,11 +184,12 @@ class Worker:
     def _do(self, job: Job) -> None:
         try:
             left = job()
-            self.error = ""
         except Exception as error:  # noqa: BLE001  named on the screen; the next job may go well
-            left, self.error = None, own_error(error)
-        if left is not None:
-            self._crew.do(partial(self._do, left))
-            return
+            self.error = own_error(error)
+        else:
+            if left is not None:
+                self._crew.do(partial(self._do, left))
+                return
+            self.error = ""
         self.asked_at = None
         self._tell()

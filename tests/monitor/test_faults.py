@@ -23,6 +23,7 @@ from tests.monitor.watching import gpu, is_complete, no_processes, until, watchi
 from tests.nvml_stub.machine import FakeMachine
 from tests.nvml_stub.scenario import (
     DRIVER_NOT_LOADED,
+    GPU_IS_LOST,
     LIBRARY_MISMATCH,
     LIBRARY_NOT_FOUND,
     NO_PERMISSION,
@@ -68,6 +69,22 @@ def test_a_gpu_that_is_lost_stays_listed_and_comes_back(fake_nvml: FakeMachine) 
         assert gpu(lost, 1).memory == gpu(lost, 1).processes == gpu(lost, 1).telemetry.power_w == Unknown("GPU is lost")
         fake_nvml.show(_THREE)
         assert gpu(until(sampler, _all_ok), 1).uuid == "GPU-b"
+
+
+def test_a_gpu_that_is_lost_to_a_slow_call_stays_lost_until_that_answers(fake_nvml: FakeMachine) -> None:
+    """It answers the quick calls meanwhile, which end nothing: an alert a second would be sent."""
+    fake_nvml.show(_THREE)
+    with watching(slow_interval_s=0.5) as sampler:
+        until(sampler, is_complete)
+        fake_nvml.show(_THREE.change(1, calls=Calls(errors={"nvmlDeviceGetTotalEccErrors": GPU_IS_LOST})))
+        seen = until(sampler, lambda s: gpu(s, 1).state is DeviceState.LOST)
+        states: list[DeviceState] = []
+        while len(states) < 8:
+            seen = until(sampler, lambda s, before=seen: s is not before)  # type: ignore[misc]
+            states.append(gpu(seen, 1).state)
+        assert set(states) == {DeviceState.LOST}
+        fake_nvml.show(_THREE)
+        assert gpu(until(sampler, _all_ok), 1).telemetry.ecc_uncorrected == 0
 
 
 def test_a_gpu_that_is_lost_at_the_start_renumbers_no_other(fake_nvml: FakeMachine) -> None:
@@ -453,6 +470,24 @@ def test_healthy_gpus_do_not_lag_and_the_end_does_not_wait(fake_nvml: FakeMachin
     )
     assert max(lags) < 3.0
     assert took_s < 0.5
+
+
+def test_a_snapshot_of_a_long_interval_has_what_was_read_in_it(
+    fake_nvml: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each value would be as old as the interval, and a hung GPU well for as long."""
+    monkeypatch.setattr("gpumem_tui.monitor.sampler._LONG_INTERVAL_S", 1.0)
+    fake_nvml.show(_THREE)
+    with watching(interval_s=1.0, slow_interval_s=1.0) as sampler:
+        before = until(sampler, is_complete)
+        slow = Calls(latency_ms={"nvmlDeviceGetMemoryInfo_v2": 300})
+        hung = _THREE.change(2, calls=Calls(hangs=["nvmlDeviceGetMemoryInfo_v2"]))
+        fake_nvml.show(hung.change(1, calls=slow, used_bytes=7 * GIB, temperature_c=80))
+        found = until(sampler, lambda s: s is not before)
+    memory, now = gpu(found, 1).memory, gpu(found, 1).telemetry
+    assert (getattr(memory, "used_bytes", memory), now.temperature_c) == (7 * GIB, 80)
+    assert gpu(found, 2).state is DeviceState.STALE
+    assert gpu(found, 2).state_reason.startswith("nvmlDeviceGetMemoryInfo has not returned for ")
 
 
 def test_a_library_that_hangs_as_a_whole_stops_no_snapshots(fake_nvml: FakeMachine) -> None:

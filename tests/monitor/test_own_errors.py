@@ -47,7 +47,8 @@ class _BrokenGpu(FileGpu):
     def read(self, names: Collection[str]) -> Telemetry:
         """A name that no table has, as in a vendor that was written for a later version."""
         values: dict[str, Any] = {"hotspot_c": 70}
-        return Telemetry(**values) if Broken.where == "gpu" else super().read(names)
+        is_broken = Broken.where == "gpu" or (Broken.where == "slow" and "temperature_c" in names)
+        return Telemetry(**values) if is_broken else super().read(names)
 
 
 @pytest.fixture
@@ -73,6 +74,21 @@ def test_a_wrong_name_in_a_backend_is_named_and_the_gpu_comes_back(sampler: Samp
     assert _is_ours(gpu.state_reason, "TypeError", "hotspot_c", "test_own_errors.py:", "monitor/gpu_reader.py:")
     assert gpu.state_reason in json.dumps(snapshot_json(bad, Alerts().update(bad)))
     assert any(gpu.state_reason in alert.message for alert in Alerts().update(bad)), "on the screen's line of alerts"
+    Broken.where = ""
+    until(sampler, lambda found: all(gpu.state is DeviceState.OK for gpu in found.gpus))
+
+
+def test_a_mistake_in_what_is_read_slowly_lasts_until_that_is_read(sampler: Sampler) -> None:
+    """It is not over whenever the quick readings go well."""
+    sampler.start()
+    until(sampler, lambda found: bool(found.gpus) and found.gpus[0].state is DeviceState.OK)
+    Broken.where = "slow"
+    seen = until(sampler, lambda found: found.gpus[0].state is DeviceState.STALE)
+    states: list[DeviceState] = []
+    while len(states) < 8:
+        seen = until(sampler, lambda found, before=seen: found is not before)  # type: ignore[misc]
+        states.append(seen.gpus[0].state)
+    assert set(states) == {DeviceState.STALE}
     Broken.where = ""
     until(sampler, lambda found: all(gpu.state is DeviceState.OK for gpu in found.gpus))
 

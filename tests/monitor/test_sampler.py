@@ -73,6 +73,24 @@ def test_a_process_on_both_lists_is_one_process(fake_nvml: FakeMachine) -> None:
     }
 
 
+def test_a_process_on_both_lists_has_the_size_that_was_read_last(fake_nvml: FakeMachine) -> None:
+    """What it freed is on the list of those that draw for seconds, and would be taken from another's row."""
+
+    def shown(freed_bytes: int) -> Scenario:
+        both, other = FakeProcess(1, 10 * GIB - freed_bytes, "C+G"), FakeProcess(2, 10 * GIB)
+        return Scenario(gpus=[FakeGpu(used_bytes=20 * GIB - freed_bytes, processes=[both, other])])
+
+    fake_nvml.show(shown(0))
+    with watching(slow_interval_s=60.0) as sampler:
+        until(sampler, is_complete)
+        fake_nvml.show(shown(9 * GIB))
+        found = until(sampler, lambda s: getattr(gpu(s, 0).memory, "used_bytes", 0) == 11 * GIB)
+    ledger = gpu(found, 0).ledger
+    assert not isinstance(ledger, Unknown)
+    rows = [row for row in ledger.rows if row.process is not None]
+    assert [(row.process.pid, row.size_bytes) for row in rows if row.process] == [(2, 10 * GIB), (1, GIB)]
+
+
 def test_memory_of_virtual_machines_is_told_to_be_theirs(fake_nvml: FakeMachine) -> None:
     fake_nvml.show(Scenario(gpus=[FakeGpu(used_bytes=GIB, virtualization=3)]))
     with watching() as sampler:
