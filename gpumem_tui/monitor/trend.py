@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
+from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -17,30 +18,31 @@ _FALL_SHARE = 0.02
 _LONGEST_OUTLOOK_S = 3600.0
 """Further ahead than this nothing is predicted."""
 
-_Point = tuple[float, int]
+_Point = tuple[float, float]
 
 
 class Trend:
     """The memory in use over the last quarter of an hour, one point a second at most."""
 
     def __init__(self) -> None:
-        self._points: deque[_Point] = deque()
+        self._times_s = array("d")
+        self._used_bytes = array("d")  # to the byte, up to 8 PiB
 
     def add(self, time_s: float, used_bytes: int) -> None:
         """Take in a reading. A clock that was set back starts afresh."""
-        if self._points and time_s < self._points[-1][0]:
-            self._points.clear()
-        if self._points and time_s - self._points[-1][0] < 1.0:
-            last_s, last_bytes = self._points[-1]
-            self._points[-1] = last_s, max(last_bytes, used_bytes)
+        if self._times_s and time_s < self._times_s[-1]:
+            self.clear()
+        if self._times_s and time_s - self._times_s[-1] < 1.0:
+            self._used_bytes[-1] = max(self._used_bytes[-1], used_bytes)
             return
-        self._points.append((time_s, used_bytes))
-        while self._points[0][0] < time_s - _KEPT_S:
-            self._points.popleft()
+        self._times_s.append(time_s)
+        self._used_bytes.append(used_bytes)
+        old = bisect_left(self._times_s, time_s - _KEPT_S)
+        del self._times_s[:old], self._used_bytes[:old]
 
     def clear(self) -> None:
         """Forget what was: a process has ended, and what others hold begins anew."""
-        self._points.clear()
+        del self._times_s[:], self._used_bytes[:]
 
     def seconds_to(self, size_bytes: int) -> float | None:
         """Return seconds until `size_bytes` are in use; None without steady growth, or if it takes over an hour.
@@ -48,7 +50,7 @@ class Trend:
         For memory that is emptied now and then each part is as long as the longest time between two such moments:
         only what rises from one such period to the next grows. Lowest, median and highest of each part must rise.
         """
-        points = list(self._points)
+        points = list(zip(self._times_s, self._used_bytes, strict=True))
         if not points:
             return None
         part_s = max(_PART_S, _longest_period_s(points, round(_FALL_SHARE * size_bytes)))
@@ -68,14 +70,14 @@ class Trend:
         return left_s if left_s <= _LONGEST_OUTLOOK_S else None
 
 
-def _rises(levels: Sequence[int]) -> list[int]:
+def _rises(levels: Sequence[float]) -> list[float]:
     return [after - before for before, after in pairwise(levels)]
 
 
-def _last_parts(points: Sequence[_Point], part_s: float) -> list[list[int]]:
+def _last_parts(points: Sequence[_Point], part_s: float) -> list[list[float]]:
     """Divide the newest points among parts of one length, the oldest part first."""
     end_s = points[-1][0]
-    parts: list[list[int]] = [[] for _ in range(_PARTS)]
+    parts: list[list[float]] = [[] for _ in range(_PARTS)]
     for time_s, used_bytes in points:
         place = int((end_s - time_s) / part_s)
         if place < _PARTS:
