@@ -57,6 +57,7 @@ _GOES_ON = (
     "monitor --metrics",
     "monitor --read-only",
     "monitor --record",
+    "monitor --wire",
     "watch --json",
     "serve",
     "mcp",
