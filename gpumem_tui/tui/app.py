@@ -174,6 +174,8 @@ class GpuMemApp(ActingApp[int]):
                 self.notify(str(error), title=name.capitalize(), severity="error")
                 return
         if not self._ending:
+            if isinstance(self.screen, CommandPalette):  # opened meanwhile, on the screen that is left now
+                await self.pop_screen()
             await self.switch_mode(name)
 
     async def _make(self, name: ScreenName) -> OptionError | None:
@@ -261,9 +263,12 @@ class GpuMemApp(ActingApp[int]):
         return PALETTE if self.current_theme.dark else LIGHT_PALETTE
 
     def action_command_palette(self) -> None:
-        """Open the palette, unless there are but a few lines: there Textual 8's list of commands fails on its keys."""
-        if self.size.height >= _PALETTE_LINES:
-            super().action_command_palette()
+        """Open the palette, unless there are but a few lines: there Textual 8's list of commands fails on its keys.
+
+        Textual's own has an id: opened while the last one is still being taken away, it ended the program.
+        """
+        if self.size.height >= _PALETTE_LINES and not isinstance(self.screen, CommandPalette):
+            self.push_screen(CommandPalette())
 
     def on_resize(self, event: Resize) -> None:
         """Close the command palette in a terminal that has become too small for it."""

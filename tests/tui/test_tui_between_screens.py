@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from textual.app import ComposeResult
+from textual.command import CommandPalette
 from textual.containers import Vertical
 from textual.events import Event, Resize
 from textual.geometry import Size
@@ -146,6 +147,26 @@ async def test_a_screen_that_is_made_while_the_program_is_left_is_not_shown() ->
         await app.action_quit()
         assert isinstance(app.screen, Slowly)
     assert app.return_value == 0
+
+
+async def test_a_palette_that_was_opened_while_a_screen_was_made_does_not_stay() -> None:
+    go_on = threading.Event()
+
+    class Late(MainScreen):
+        def __init__(self) -> None:
+            go_on.wait(30)
+            super().__init__()
+
+    app = GpuMemApp({"monitor": MainScreen, "search": Late}, "monitor")
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("2", "ctrl+p")
+        assert isinstance(app.screen, CommandPalette)
+        go_on.set()
+        await until(pilot, lambda: isinstance(app.screen, Late))
+        await pilot.press("ctrl+p")
+        assert isinstance(app.screen, CommandPalette)
+        await pilot.press("escape", "1")
+        await until(pilot, lambda: type(app.screen) is MainScreen)
 
 
 async def test_no_key_begins_anything_once_the_program_is_left() -> None:

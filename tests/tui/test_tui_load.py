@@ -136,6 +136,19 @@ async def test_the_command_palette_may_be_closed_twice() -> None:
         await until(pilot, lambda: app.screen is scene.screen_of(app))
 
 
+async def test_the_command_palette_opens_again_while_the_last_one_is_taken_away() -> None:
+    app = scene.app(scene.machine(2))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("ctrl+p")
+        former = app.screen
+        former.dismiss()
+        app.action_command_palette()
+        assert former.is_attached
+        assert app.screen is not former
+        await until(pilot, lambda: not former.is_attached)
+        assert isinstance(app.screen, CommandPalette)
+
+
 @pytest.mark.parametrize(
     ("make", "action"),
     [(CommandPalette, "cursor_down"), (CommandPalette, "escape"), (lambda: TextScreen("a text", []), "scroll(1)")],
