@@ -95,11 +95,16 @@ class StageHooks:
     def _replace(self, owner: Any, name: str, stage: RunStage) -> None:
         original = vars(owner)[name]
         is_torchs = name == "save" and owner.__name__ == "torch"
+        is_optimizers = stage is RunStage.RESUME and name == "load_state_dict"
 
         @functools.wraps(original)
         def followed(*args: Any, **kwargs: Any) -> Any:
             in_memory = is_torchs and any(isinstance(one, io.BytesIO) for one in (*args, *kwargs.values()))
-            if in_memory or not self._begins(stage, args[0] if args else None):
+            if (
+                in_memory
+                or (is_optimizers and _is_new(*args, **kwargs))
+                or not self._begins(stage, args[0] if args else None)
+            ):
                 return original(*args, **kwargs)
             try:
                 return original(*args, **kwargs)
@@ -112,3 +117,8 @@ class StageHooks:
 
         setattr(owner, name, followed)
         self._undo.append(undo)
+
+
+def _is_new(_: Any, state_dict: Any = None, *__: Any, **___: Any) -> bool:
+    """Return whether a loaded optimizer state is one before any step, as Accelerate loads where it prepares one."""
+    return isinstance(state_dict, dict) and not state_dict.get("state", True)

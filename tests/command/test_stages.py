@@ -45,7 +45,11 @@ SUPERVISED = """
 
     net = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256)).cuda()
     optimizer = torch.optim.AdamW(net.parameters())
-    optimizer.load_state_dict(optimizer.state_dict())
+    resumed = optimizer.state_dict()
+    for at, weight in enumerate(net.parameters()):
+        moments = {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")}
+        resumed["state"][at] = {"step": torch.tensor(1.0), **moments}
+    optimizer.load_state_dict(resumed)
 
     def gather():  # as engines do, to write one file
         return {name: torch.cat([tensor] * 9) for name, tensor in net.state_dict().items()}
@@ -96,7 +100,12 @@ def test_an_evaluation_that_takes_most_is_named(project: Project) -> None:
 
 
 def test_a_run_that_only_trains_has_no_table(project: Project) -> None:
-    stages, found = _predicted(project, SUPERVISED.replace("optimizer.load_state_dict", "str"))
+    """Accelerate loads an optimizer's state into itself before any step: nothing is resumed."""
+    as_prepared = SUPERVISED.replace("optimizer.load_state_dict(resumed)", "resumed = 0")
+    as_prepared = as_prepared.replace(
+        "resumed =", "optimizer.load_state_dict(optimizer.state_dict())\n    resumed =", 1
+    )
+    stages, found = _predicted(project, as_prepared)
     assert [*stages] == ["load", "warm-up", "train"]
     assert "the peak is in" not in found["answer"]
 
