@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from difflib import get_close_matches
 from importlib import import_module
 
@@ -122,6 +123,8 @@ def _next_step(error: click.ClickException) -> str:
         case click.MissingParameter():
             return _MISSING.get(command, f"`gpumem-tui {command} --help` shows how")
         case click.NoSuchCommand():
+            if trains := _training(error.command_name):
+                return f"your own script: `{trains}`"
             near = get_close_matches(error.command_name, _COMMANDS, 1)
             return f"did you mean `gpumem-tui {near[0]}`?" if near else "`gpumem-tui --help` lists the commands"
         case click.NoSuchOption(option_name="--host") if command in _COMMANDS:
@@ -130,6 +133,14 @@ def _next_step(error: click.ClickException) -> str:
             having = "" if command in _COMMANDS else _command_with(error.option_name)
             return f"write `gpumem-tui {having} {error.option_name}`" if having else f"`{_help_of(command)}` lists them"
     return ""
+
+
+def _training(first: str) -> str:
+    """Return the line that predicts a training command typed without a verb; empty where the word begins none."""
+    from gpumem_tui.cli.parameters import begins_training, with_python
+
+    typed = sys.argv[sys.argv.index(first) :] if first in sys.argv else [first]
+    return with_python(["gpumem-tui", "predict"], typed) if begins_training([first]) == 0 else ""
 
 
 def _help_of(command: str) -> str:

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,12 +98,16 @@ class TakesCommand(Sectioned):
             if needs_python(ctx.meta[COMMAND][0]):
                 line = with_python(["gpumem-tui", ctx.info_name or "", *args], ctx.meta[COMMAND])
                 raise click.UsageError(f"{ctx.meta[COMMAND][0]}: is not a program, but a script: `{line}`")
+            if slip := _slip(ctx.meta[COMMAND]):
+                fault, command = slip
+                line = with_python(["gpumem-tui", ctx.info_name or "", *args], command)
+                raise click.UsageError(f"{ctx.meta[COMMAND][0]}: {fault}: `{line}`")
             return super().parse_args(ctx, args)
         words = tuple(args)  # which click takes apart
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
-            begins = _begins(words)
+            begins = begins_training(words)
             if begins is None:
                 raise
             line = with_python(["gpumem-tui", ctx.info_name or "", *words[:begins]], words[begins:])
@@ -113,7 +118,7 @@ class TakesCommand(Sectioned):
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
 
 
-def _begins(words: Sequence[str]) -> int | None:
+def begins_training(words: Sequence[str]) -> int | None:
     """Return at which word a training command seems to begin; None where there seems to be none."""
     for position, word in enumerate(words):
         name = Path(word).name
@@ -123,6 +128,20 @@ def _begins(words: Sequence[str]) -> int | None:
         if is_python or name in launchers.NAMES or (name.endswith(".py") and not follows):
             return position
     return None
+
+
+def _slip(words: Sequence[str]) -> tuple[str, Sequence[str]] | None:
+    """Return why the first of a command's words is no program, and the words that were meant; None where it is one."""
+    first = words[0]
+    if shutil.which(first) is not None or Path(first).exists():
+        return None
+    if re.match(r"[A-Za-z_]\w*=", first):
+        return "is a variable, not a program; write env before it", ["env", *words]
+    parts = first.split()
+    if len(parts) > 1 and (needs_python(parts[0]) or shutil.which(parts[0]) is not None):
+        return "is quoted as one word; leave the quotes out", [*parts, *words[1:]]
+    near = get_close_matches(first, ("python", "python3", *launchers.NAMES), 1)
+    return (f"is no program here; did you mean {near[0]}", [near[0], *words[1:]]) if near else None
 
 
 def needs_python(word: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -133,27 +134,97 @@ def dialect_of(command: Command) -> Dialect:
 @cache
 def scripts_of(command: Command) -> Sequence[str]:
     """Return the texts of the Python files that a command's line names: the program, and perhaps its settings."""
-    found = []
-    for word in command.words:
+    return [_text_of(Path(command.cwd, word)) for word in _script_names(command)]
+
+
+def _script_names(command: Command) -> Sequence[str]:
+    """Return the Python files of a line, of a module that Python or a launcher runs by ``-m`` too."""
+    named = []
+    for before, word in zip(("", *command.words), command.words, strict=False):
+        parts = word.replace(".", "/")
         if word.endswith(".py"):
-            try:
-                found.append(Path(command.cwd, word).read_text(errors="replace"))
-            except OSError:
-                found.append("")
-    return found
+            named.append(word)
+        elif before in ("-m", "--module"):
+            places = (f"{parts}.py", f"{parts}/__main__.py")
+            named += [place for place in places if Path(command.cwd, place).is_file()][:1]
+    return named
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def with_batch(command: Command) -> Command | None:
     """Return the command with ``{batch}`` as its batch size; None where its words do not show how to write that."""
+    if text := command.shell_text:
+        return _with_batch_in_shell(command, text)
     proposal, dialect, script = command.proposal, dialect_of(command), next(iter(scripts_of(command)), "")
     if proposal is not None:
         before, after = command.words[: proposal.at], command.words[proposal.at + len(proposal.given.split(" ")) :]
         return replace(command, words=(*before, *proposal.proposed.split(" "), *after))
     if dialect.batch and (command.files or not script):
         return replace(command, words=(*command.words, *dialect.words(f"{dialect.batch}={BATCH}")))
-    if option := command.option_in(script):
-        return replace(command, words=(*command.words, option, BATCH))
-    return None
+    if option := command.option_in(script) or _hydra_key(command, script):
+        words = (option, BATCH) if option.startswith("-") else (f"{option}={BATCH}",)
+        return replace(command, words=(*command.words, *words))
+    name = next(iter(_script_names(command)), "")
+    return command.with_variable(script) or (command.with_argument(script, name) if name else None)
+
+
+def _with_batch_in_shell(command: Command, text: str) -> Command | None:
+    """Return the command with ``{batch}`` in the text that its shell runs, where that is one line of one program."""
+    try:
+        inner = replace(command, words=tuple(shlex.split(text)))
+    except ValueError:
+        return None
+    if not inner.words:
+        return None
+    proposal = inner.proposal
+    if proposal is not None:
+        is_once = text.count(proposal.given) == 1
+        return command.with_shell_text(text.replace(proposal.given, proposal.proposed)) if is_once else None
+    filled = with_batch(inner) if not set(text) & set(";|&<>$()`\n") else None
+    return command.with_shell_text(filled.text) if filled is not None else None
+
+
+_HYDRA = re.compile(r"@hydra\.main\(([^)]*)\)")
+_YAML_LINE = re.compile(r"^( *)(- )?([\w-]+): *([\w./-]*)", re.MULTILINE)
+_NOT_TRAINED = re.compile("eval|val|test|infer|predict")
+
+
+def _hydra_key(command: Command, script: str) -> str:
+    """Return the key of Hydra's configuration that has the batch size, in dots; empty where none is found."""
+    if (main := _HYDRA.search(script)) is None:
+        return ""
+    given = dict(re.findall(r"(config_\w+)\s*=\s*[\"']([^\"']+)[\"']", main[1]))
+    folder = Path(command.cwd, _script_names(command)[0]).parent / given.get("config_path", ".")
+    first = folder / f"{given.get('config_name', 'config').removesuffix('.yaml')}.yaml"
+    text = _text_of(first)
+    groups = [(f"{name}.", _text_of(folder / name / f"{chosen}.yaml")) for name, chosen in _defaults(text)]
+    keys = [before + key for before, each in (("", text), *groups) for key in _batch_keys(each)]
+    return next((key for key in keys if not _NOT_TRAINED.search(key)), "")
+
+
+def _defaults(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the groups of Hydra's list of defaults, each with the file that is chosen."""
+    for _, dash, name, chosen in _YAML_LINE.findall(text):
+        if dash and chosen:
+            yield name, chosen
+
+
+def _batch_keys(text: str) -> Iterator[str]:
+    """Yield the keys of a YAML mapping, in dots, that have a number for a batch size."""
+    above: list[tuple[int, str]] = []
+    for indent, dash, name, value in _YAML_LINE.findall(text):
+        if dash:
+            continue
+        above = [one for one in above if one[0] < len(indent)]
+        if value.isdecimal() and Command((name, f"{name}={value}"), ".").proposal is not None:
+            yield ".".join([*(key for _, key in above), name])
+        above.append((len(indent), name))
 
 
 def line_for_any_batch(config: SearchConfig, verb: str, *options: str) -> str:
@@ -176,7 +247,10 @@ def line_for_any_batch(config: SearchConfig, verb: str, *options: str) -> str:
         return f"`{first}{_typed(config, verb, *options)} -- {given.with_file(given.batch_file, copy).text}`"
     if given.batch_file:
         return f"write {BATCH} in {given.batch_file} as the batch size, then {line}"
-    return f"give the program an option for its batch size, then {line[:-1]} --batch-size {BATCH}`"
+    asking = given.with_shell_text(f"{text} --batch-size {BATCH}") if (text := given.shell_text) else None
+    words = (*given.words, "--batch-size", BATCH)
+    line = (asking or replace(given, words=words)).text
+    return f"give the program an option for its batch size, then `{_typed(config, verb, *options)} -- {line}`"
 
 
 def _typed(config: SearchConfig, verb: str, *options: str) -> str:

@@ -48,6 +48,16 @@ _FIELD = r"^[ \t]+(\w+)\s*:\s*(?:int|Optional\[int\]|int \| None)\s*(?:=|$)"
 _OPTIONS = re.compile(rf"{_OPTION}|{_FLAG}|{_FIELD}", re.M)
 """Options of a script: argparse's, click's and typer's, absl's; fields of a class, which may be read from the line."""
 _READS_FIELDS = re.compile(r"HfArgumentParser|TrlParser|tyro\.cli|simple_parsing|draccus|jsonargparse|typer\.run")
+_PARAMETERS = re.compile(r"[(,]\s*(\w+)\s*(?::\s*int\s*)?=\s*\d+\s*(?=[,)])")
+"""Parameters of functions, which Fire makes options of."""
+_TRAINER_BATCH = "--per_device_train_batch_size"
+"""The batch size of transformers' `TrainingArguments` and of TRL's configurations, which are of that class."""
+_TRAINERS = re.compile(r"\b(?:TrainingArguments|(?:SFT|DPO|GRPO|KTO|Reward|ORPO)Config)\b")
+_VARIABLES = re.compile(r"(?:environ(?:\.get)?[(\[]|getenv\()\s*[\"'](\w+)[\"']")
+"""Environment variables that a script reads."""
+_ARGUMENTS = re.compile(r"(\w+)\s*=\s*int\(\s*(?:sys\.)?argv\[(\d+)\]")
+"""Numbers that a script reads by their place in the line."""
+_SHELLS = ("sh", "bash", "zsh", "dash")
 
 _CONFIGURATIONS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".sh")
 _NAMED = re.compile(rf"[^\s\"'=,;:|&$(){{}}\[\]<>]+(?:{'|'.join(map(re.escape, _CONFIGURATIONS))})(?![\w./-])")
@@ -249,7 +259,8 @@ class Command:
     def _proposals(self) -> Iterator[Proposal]:
         for index, word in enumerate(self.words[1:], 1):
             option, equals, value = word.partition("=")
-            if not _BATCH_FLAG.fullmatch(option):
+            is_variable = bool(equals) and option.isupper()
+            if not _BATCH_FLAG.fullmatch(option.lower() if is_variable else option):
                 continue
             if equals and value.isdecimal() and int(value):
                 yield Proposal(word, f"{option}={BATCH}", int(value), index)
@@ -264,7 +275,45 @@ class Command:
             is_read = found[3] is None or _READS_FIELDS.search(script)
             if is_read and _BATCH_FLAG.fullmatch(option) and option not in self.words:
                 return option
-        return ""
+        parameters = _PARAMETERS.findall(script) if "fire.Fire(" in script else []
+        if named := [name for name in parameters if len(name) > 1 and _BATCH_FLAG.fullmatch(name)]:
+            return f"--{named[0]}"
+        reads_trainers = re.search("HfArgumentParser|TrlParser", script) and _TRAINERS.search(script)
+        return _TRAINER_BATCH if reads_trainers and not self.batch_file else ""
+
+    def with_variable(self, script: str) -> Command | None:
+        """Return the command with ``{batch}`` in the environment variable that its script reads; None without one."""
+        named = [name for name in _VARIABLES.findall(script) if len(name) > 1 and _BATCH_FLAG.fullmatch(name.lower())]
+        rest = self.words[1:] if self.words[0] == "env" else self.words
+        return replace(self, words=("env", f"{named[0]}={BATCH}", *rest)) if named else None
+
+    def with_argument(self, script: str, name: str) -> Command | None:
+        """Return the command with ``{batch}`` where its script, a word of that name, reads the size by its place."""
+        at = self.words.index(name) if name in self.words else len(self.words)
+        for read, place in _ARGUMENTS.findall(script):
+            index = at + int(place)
+            if _BATCH_FLAG.fullmatch(read.lower()) and index <= len(self.words):
+                return replace(self, words=(*self.words[:index], BATCH, *self.words[index + 1 :]))
+        return None
+
+    @property
+    def _shell_text_at(self) -> int | None:
+        """The place of `shell_text`."""
+        is_shell = os.path.basename(self.words[0]) in _SHELLS
+        places = (place for place, word in enumerate(self.words[:-1], 1) if re.fullmatch("-[a-z]*c", word))
+        return next(places, None) if is_shell else None
+
+    @property
+    def shell_text(self) -> str:
+        """The text that a shell runs by ``-c``; empty where the command is no such shell."""
+        at = self._shell_text_at
+        return "" if at is None else self.words[at]
+
+    def with_shell_text(self, text: str) -> Command:
+        """Return the command with another text for its shell to run."""
+        at = self._shell_text_at
+        assert at is not None
+        return replace(self, words=(*self.words[:at], text, *self.words[at + 1 :]))
 
     @property
     def says_batch(self) -> bool:

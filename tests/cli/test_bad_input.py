@@ -83,6 +83,21 @@ def train_step(model, optimizer, batch):
             ["predict", "--", "train.py", "--bs", "4"],
             "train.py: is not a program, but a script: `gpumem-tui predict -- py",
         ),
+        (
+            ["predict", "--gpu", "4090", "--", "BATCH=8", "python", "train.py"],
+            "BATCH=8: is a variable, not a program; write env before it: "
+            "`gpumem-tui predict --gpu 4090 -- env BATCH=8 python train.py`",
+        ),
+        (
+            ["plan", "--", "python train.py --bs 4"],
+            "is quoted as one word; leave the quotes out: `gpumem-tui plan -- python train.py --bs 4`",
+        ),
+        (
+            ["search", "--", "pyhton", "train.py"],
+            "pyhton: is no program here; did you mean python: `gpumem-tui search -- python train.py`",
+        ),
+        (["python", "train.py", "--bs", "4"], "your own script: `gpumem-tui predict -- python train.py --bs 4`"),
+        (["train.py", "--bs", "4"], "your own script: `gpumem-tui predict -- python train.py --bs 4`"),
         (["plan", "train.py"], "write -- before your command: `gpumem-tui plan -- python train.py`"),
         (["--once"], "No such option '--once': write `gpumem-tui monitor --once`"),
         (["run"], "`gpumem-tui run -- python train.py`"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from gpumem_tui.catalog.shapes import CatalogError
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.options.workload import simulated_device
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.frameworks import dialect_of, dialects, line_for_any_batch, read_dialects
+from gpumem_tui.search.frameworks import dialect_of, dialects, line_for_any_batch, read_dialects, with_batch
 from gpumem_tui.workload.command import Command
 from gpumem_tui.workload.spec import WorkloadSpec
 
@@ -149,6 +150,47 @@ def test_one_line_for_a_batch_size_in_a_file_works_as_typed(tmp_path: Path, name
     assert typed(command) == f"`… {again.text}`"  # that file is there now
     (tmp_path / copy).write_text("another's")
     assert command.batch_written is None
+
+
+HYDRA = "@hydra.main(version_base=None, config_path='conf', config_name='main')\ndef main(terms): ..."
+FIRE = "def main(lr: float = 1e-3, val_batch=2, batch_size: int = 16): ...\nfire.Fire(main)"
+TRAINER = "HfArgumentParser((Own, TrainingArguments)).parse_args_into_dataclasses()"
+
+
+@pytest.mark.parametrize(
+    ("script", "line", "filled"),
+    [
+        (HYDRA, "python train.py", "python train.py train.batch_size={batch}"),
+        (FIRE, "python train.py", "python train.py --batch_size {batch}"),
+        (TRAINER, "python train.py", "python train.py --per_device_train_batch_size {batch}"),
+        ("int(os.environ.get('BATCH_SIZE', 64))", "python train.py", "env BATCH_SIZE={batch} python train.py"),
+        ("os.environ['BATCH_SIZE']", "env BATCH_SIZE=4 python train.py", "env BATCH_SIZE={batch} python train.py"),
+        ("os.getenv('BATCH_SIZE')", "env A=1 torchrun train.py", "env BATCH_SIZE={batch} A=1 torchrun train.py"),
+        ("bs = int(sys.argv[1])", "python train.py 32 big", "python train.py {batch} big"),
+        ("bs = int(sys.argv[2])", "python train.py", ""),
+        ("p.add_argument('--bs')", "torchrun -m train", "torchrun -m train --bs {batch}"),
+        (
+            "",
+            "bash -c 'cd . && python train.py -b 8 | tee log'",
+            "bash -c 'cd . && python train.py -b {batch} | tee log'",
+        ),
+        ("p.add_argument('--bs')", "bash -c 'python train.py'", "bash -c 'python train.py --bs {batch}'"),
+        ("p.add_argument('--bs')", "bash -c 'cd . && python train.py'", ""),
+    ],
+    ids=["Hydra", "Fire", "Trainer", "variable", "set", "more", "place", "no place", "-m", "shell", "appended", "two"],
+)
+def test_the_batch_is_put_where_the_program_reads_it(tmp_path: Path, script: str, line: str, filled: str) -> None:
+    (tmp_path / "train.py").write_text(script)
+    (tmp_path / "conf" / "train").mkdir(parents=True)
+    (tmp_path / "conf" / "main.yaml").write_text("defaults:\n  - train: long\nval:\n  batch_size: 2\n")
+    (tmp_path / "conf" / "train" / "long.yaml").write_text("lr: 1\nbatch_size: 16\n")
+    command = with_batch(Command(tuple(shlex.split(line)), str(tmp_path)))
+    assert (command.text if command else "") == filled
+
+
+def test_an_option_to_be_written_goes_into_a_shells_text(tmp_path: Path) -> None:
+    command = Command(("bash", "-c", "python train.py"), str(tmp_path))
+    assert typed(command) == f"{NO_WAY} `… bash -c 'python train.py --batch-size {{batch}}'`"
 
 
 NO_WAY = "give the program an option for its batch size, then"
