@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import BinaryIO, Generic, TypeVar
+from typing import BinaryIO, Generic, NamedTuple, NoReturn, TypeVar
 
 from gpumem_tui import __version__
 from gpumem_tui.errors import OptionError
@@ -41,6 +41,20 @@ class RecordingEnds(Exception):
 T = TypeVar("T")
 
 
+class _Written(NamedTuple):
+    """The part of a file that is whole. It is replaced at once, as a signal may end the program between any two steps.
+
+    Attributes:
+        end: where it ends.
+        packer: of the member that is not ended, which nothing else was put through.
+        lines: in that member.
+    """
+
+    end: int = 0
+    packer: zlib._Compress | None = None
+    lines: int = 0
+
+
 class RecordingWriter(Generic[T]):
     """Appends pictures to a new file.
 
@@ -62,9 +76,8 @@ class RecordingWriter(Generic[T]):
                 f"--record: {path} cannot be written: {error.strerror}; name a file elsewhere"
             ) from error
         self._path = path
-        self._packer: zlib._Compress | None = None
+        self._written = _Written()
         self._writer = LineWriter(kind)
-        self._lines = 0
         try:
             self._append(encoded({HEADER_KEY: version, "program": __version__, **header}))
             self._end_member()
@@ -81,47 +94,52 @@ class RecordingWriter(Generic[T]):
         Raises:
             RecordingError: the disk is full or gone; what was written before can still be played.
         """
-        text = self._writer.line(picture, more, whole=self._packer is None)[:-1]
+        text = self._writer.line(picture, more, whole=self._written.packer is None)[:-1]
         self._append(b"%b%b%d}" % (text, _CHECKSUM, zlib.crc32(text)))
-        if self._lines == _MEMBER_LINES:
+        if self._written.lines == _MEMBER_LINES:
             self._end_member()
 
     def close(self) -> None:
-        """Complete the file.
+        """Complete the file: without what a signal interrupted.
 
         Raises:
             RecordingError: as `add`.
         """
         if not self._file.closed:
-            if self._packer is not None:
+            try:
+                self._file.truncate(self._written.end)
+                self._file.seek(self._written.end)
+            except OSError as error:
+                self._fail(error)
+            if self._written.packer is not None:
                 self._end_member()
             self._file.close()
 
     def _append(self, line: bytes) -> None:
-        if self._packer is None:
-            self._packer = zlib.compressobj(wbits=_GZIP)
-        try:
-            self._write(self._packer.compress(line + b"\n") + self._packer.flush(zlib.Z_SYNC_FLUSH))
-        except KeyboardInterrupt:  # what is packed may not be written: more after it could not be read
-            self._file.close()
-            raise
-        self._lines += 1
+        packer = self._written.packer
+        packer = zlib.compressobj(wbits=_GZIP) if packer is None else packer.copy()
+        data = packer.compress(line + b"\n") + packer.flush(zlib.Z_SYNC_FLUSH)
+        self._write(data)
+        self._written = _Written(self._written.end + len(data), packer, self._written.lines + 1)
 
     def _end_member(self) -> None:
-        assert self._packer is not None
-        self._write(self._packer.flush())
-        self._packer = None
-        self._lines = 0
+        assert self._written.packer is not None
+        data = self._written.packer.copy().flush()
+        self._write(data)
+        self._written = _Written(self._written.end + len(data))
 
     def _write(self, data: bytes) -> None:
         try:
             while data:
                 data = data[self._file.write(data) :]
         except OSError as error:
-            self._file.close()
-            raise RecordingError(
-                f"recording to {self._path} stopped: {error.strerror}; free space there, or name another file"
-            ) from error
+            self._fail(error)
+
+    def _fail(self, error: OSError) -> NoReturn:
+        self._file.close()
+        raise RecordingError(
+            f"recording to {self._path} stopped: {error.strerror}; free space there, or name another file"
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,6 +20,7 @@ from msgspec.structs import replace
 from gpumem_tui.memory import GIB
 from gpumem_tui.monitor.snapshot import Snapshot
 from gpumem_tui.monitor.wire import HostReport, encoded
+from gpumem_tui.recording import file
 from gpumem_tui.recording.file import RecordingError, RecordingFile
 from gpumem_tui.recording.player import Player
 from gpumem_tui.recording.recording import GpuRecorder, GpuRecording, RecordedPicture, record_source
@@ -168,6 +170,52 @@ def test_a_killed_recorder_loses_nothing(tmp_path: Path) -> None:
     recording = GpuRecording(path)
     assert [snapshot.time_s - START_S for snapshot in recording.snapshots()] == list(range(70))
     assert recording.damage.startswith(f"{path}: cut off after snapshot 70 (20")
+
+
+class _SignalAt:
+    """Ends the program at one step of the writer, as the handler of a signal does."""
+
+    def __init__(self, step: int) -> None:
+        self.left = step
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> _SignalAt | None:
+        if frame.f_code.co_filename != file.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.left -= 1
+            if not self.left:
+                raise SystemExit
+        return self
+
+
+def test_a_signal_at_any_step_leaves_a_whole_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file, "_MEMBER_LINES", 2)
+    snapshots = [machine([gpu(0, used_bytes=n << 30)], after_s=n) for n in range(3)]
+    step, played = 0, set[int]()
+    while True:
+        step += 1
+        path = tmp_path / str(step)
+        recorder = GpuRecorder(path)
+        recorder.add(snapshots[0])
+        signalled = _SignalAt(step)
+        traced = sys.gettrace()
+        sys.settrace(signalled)
+        try:
+            for snapshot in snapshots[1:]:  # the first of these ends a member
+                recorder.add(snapshot)
+        except SystemExit:
+            pass
+        finally:
+            sys.settrace(traced)
+        recorder.close()
+        recording = GpuRecording(path)
+        played.add(len(list(recording.snapshots())))
+        assert recording.damage == "", step
+        if signalled.left:
+            break
+    assert played == {1, 2, 3}
+    assert step > 100
 
 
 def test_zcat_shows_json_lines(tmp_path: Path) -> None:
