@@ -108,6 +108,7 @@ class GpuReader:
         self._stale_handle = False
         self._pass = 0
         self._lacks_slow = False
+        self._due_at = self._took_s = 0.0
         self._in_mig = False
         self._instances: tuple[InstanceHandle, ...] = ()
 
@@ -124,6 +125,12 @@ class GpuReader:
         """Return whether a call has not returned for long."""
         return self.worker.busy_s() >= STUCK_AFTER_S
 
+    def ask(self) -> None:
+        """Begin a pass, unless the last one still runs; what is read each time is due from now on."""
+        if self.raw.read_at is None or self.raw.read_at >= self._due_at:
+            self._due_at = monotonic() - (STUCK_AFTER_S if self.is_stuck else 0.0)
+        self.worker.ask()
+
     def state_and_reason(self) -> tuple[DeviceState, str]:
         """Return whether the GPU answers, is stale or lost, and why."""
         if self.raw.lost:
@@ -133,7 +140,12 @@ class GpuReader:
             return DeviceState.STALE, not_returned(*call) if call else f"reading it takes {self.worker.busy_s():.0f} s"
         if self.worker.error:
             return DeviceState.STALE, self.worker.error
-        return (DeviceState.OK, "") if self.raw.read_at is not None else (DeviceState.STALE, NOT_READ_YET.reason)
+        if self.raw.read_at is None:
+            return DeviceState.STALE, NOT_READ_YET.reason
+        overdue_s = monotonic() - self._due_at if self.raw.read_at < self._due_at else self._took_s
+        if overdue_s >= STUCK_AFTER_S:  # what was read first is old when all is there, or has not come for so long
+            return DeviceState.STALE, f"reading it takes {overdue_s:.0f} s"
+        return DeviceState.OK, ""
 
     def look_again(self) -> None:
         """Have the next pass find out which GPU has this index now."""
@@ -148,18 +160,20 @@ class GpuReader:
             gpu = self._gpu
             if gpu is None or self._stale_handle:
                 gpu = self._take_handle()
-            self._read_each_time(gpu)
-            self.raw.instances = tuple(map(_read_instance, self._instances))
-            self.backend.check_answers()
             slow_pass, rest = divmod(self._pass, self._slow_every)
             is_back = bool(self.raw.lost)
             if is_back:
                 self._read_slow(gpu, slow_pass)  # this may be what it does not answer
+            began_at = monotonic()
+            self._read_each_time(gpu)
+            self.raw.instances = tuple(map(_read_instance, self._instances))
+            self.backend.check_answers()
         except Fault as fault:
             self._lose(fault)
             return None
         self.raw.lost = ""
-        self.raw.read_at = monotonic()
+        self.raw.read_at = began_at
+        self._took_s = monotonic() - began_at
         self._pass += 1
         if is_back or (rest and not self._lacks_slow and not self._instances_vanished()):
             return None

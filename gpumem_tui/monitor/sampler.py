@@ -32,7 +32,7 @@ from gpumem_tui.system import host_name
 _PATIENCE_S = 0.1
 """How long a snapshot waits for GPUs that have not answered yet: they come with the next one ..."""
 _LONG_INTERVAL_S = 2.0
-"""... unless this comes only after so long: then it waits for all of each GPU, or until it is known to be stuck."""
+"""... unless that comes only after so long: then it waits for each whole GPU, or until this is stuck."""
 _FIRST_PATIENCE_S = 0.3
 """The limit for the first one, which has no earlier readings to show."""
 _SLOW_PATIENCE_S = 1.0

@@ -86,7 +86,7 @@ class VendorGpus:
             return
         self._adopt(driver.starts, driver.gpu_count)
         for reader in self.readers.values():
-            reader.worker.ask()
+            reader.ask()
 
     def sort_out(self) -> None:
         """Let go of readers whose GPU is not listed any more, and notice where GPUs have new indices."""

@@ -15,10 +15,13 @@ from msgspec import structs
 from gpumem_tui.memory import GIB, Bucket, Unknown
 from gpumem_tui.monitor import vendor_gpus
 from gpumem_tui.monitor.alerts import Alerts
+from gpumem_tui.monitor.gpu_reader import GpuReader
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.report import complete
 from gpumem_tui.monitor.sampler import Sampler
 from gpumem_tui.monitor.snapshot import DeviceState, HostProcess, Snapshot
+from gpumem_tui.monitor.threads import Crew
+from gpumem_tui.monitor.vendors.nvidia.backend import Nvml
 from tests.monitor.watching import gpu, is_complete, no_processes, until, watching
 from tests.nvml_stub.machine import FakeMachine
 from tests.nvml_stub.scenario import (
@@ -37,7 +40,7 @@ from tests.nvml_stub.scenario import (
     FakeProcess,
     Scenario,
 )
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, wait_until
 
 _THREE = Scenario(gpus=[FakeGpu(uuid=f"GPU-{name}", used_bytes=GIB) for name in "abc"])
 
@@ -488,6 +491,37 @@ def test_a_snapshot_of_a_long_interval_has_what_was_read_in_it(
     assert (getattr(memory, "used_bytes", memory), now.temperature_c) == (7 * GIB, 80)
     assert gpu(found, 2).state is DeviceState.STALE
     assert gpu(found, 2).state_reason.startswith("nvmlDeviceGetMemoryInfo has not returned for ")
+
+
+@pytest.mark.parametrize("function", ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetTemperature"])
+def test_values_that_a_slow_call_made_old_are_never_shown_as_fresh(
+    fake_nvml: FakeMachine, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    """Neither those that were read before it in the pass, nor those of that pass when it has just returned."""
+    monkeypatch.setattr("gpumem_tui.monitor.gpu_reader.STUCK_AFTER_S", 0.25)
+    fake_nvml.show(_THREE)
+    backend, crew = Nvml(Path("/nowhere")), Crew("crew-of-a-test")
+    backend.start()
+    reader = GpuReader(1, backend, slow_every=1, tell=lambda: None, crew=crew)
+
+    def is_ok_after_a_pass() -> bool:
+        reader.ask()
+        wait_until(lambda: reader.worker.is_idle)
+        return reader.state_and_reason()[0] is DeviceState.OK
+
+    try:
+        wait_until(is_ok_after_a_pass)
+        fake_nvml.show(_THREE.change(1, calls=Calls(latency_ms={function: 600})))
+        reader.ask()
+        wait_until(lambda: reader.is_stuck)
+        reader.ask()  # at the next interval
+        wait_until(lambda: reader.worker.is_idle)
+        assert reader.state_and_reason()[0] is DeviceState.STALE
+        fake_nvml.show(_THREE)
+        wait_until(is_ok_after_a_pass)
+    finally:
+        crew.end()
+        backend.stop()
 
 
 def test_a_library_that_hangs_as_a_whole_stops_no_snapshots(fake_nvml: FakeMachine) -> None:

@@ -74,7 +74,7 @@ def test_a_process_on_both_lists_is_one_process(fake_nvml: FakeMachine) -> None:
 
 
 def test_a_process_on_both_lists_has_the_size_that_was_read_last(fake_nvml: FakeMachine) -> None:
-    """What it freed is on the list of those that draw for seconds, and would be taken from another's row."""
+    """The list of those that draw has its former size for seconds, which would be taken from another's row."""
 
     def shown(freed_bytes: int) -> Scenario:
         both, other = FakeProcess(1, 10 * GIB - freed_bytes, "C+G"), FakeProcess(2, 10 * GIB)
