@@ -283,12 +283,23 @@ def trial_line(config: SearchConfig, number: int, result: TrialDone, prediction:
     return f"{line}  {result.seconds:.1f} s  {shortfall(result, config.limit_bytes)}".rstrip()
 
 
-def headroom_line(found: WithHeadroom) -> str:
-    """Return which batch keeps the headroom free, and how much that is."""
+_MUCH_MORE = 1.5
+_LEFT = {"trace": "if unknown sizes are as expected", "trial": "left in its trial"}
+"""How the free bytes are known, after their number."""
+
+
+def headroom_line(found: WithHeadroom, total_bytes: int) -> str:
+    """Return which batch keeps the headroom free, and how much it leaves of the memory, which is `total_bytes`.
+
+    Where it leaves much more than that share, as its unknown parts may take the rest, the line shows that it may.
+    """
     share = f"{found.share * 100:g} %"
     if not found.batch_size:
         return f"no batch keeps {share} free"
-    return f"batch {found.batch_size:,} keeps {share} ({format_bytes(found.free_bytes)}) free"
+    left = format_bytes(found.free_bytes)
+    if found.free_bytes > _MUCH_MORE * found.share * total_bytes:
+        return f"batch {found.batch_size:,} keeps {share} free ({left} {_LEFT[found.known_by]})"
+    return f"batch {found.batch_size:,} keeps {share} ({left}) free"
 
 
 def accumulation_line(workload: WorkloadSpec, steps: Accumulation) -> str:
@@ -489,7 +500,7 @@ def verdict_lines(config: SearchConfig, verdict: Verdict, change: str = "") -> I
     """Yield how a search has ended: what fits with room left, or what to change; then the command to run."""
     line = f"{verdict.message[:1].upper()}{verdict.message[1:]}"
     if verdict.with_headroom is not None:
-        line += f"; {headroom_line(verdict.with_headroom)}"
+        line += f"; {headroom_line(verdict.with_headroom, config.room.total_bytes)}"
     if verdict.remedy is not None:
         line += f"; {verdict.remedy.larger_line}"
     yield f"{line}. To change: {change}." if change else f"{line}."

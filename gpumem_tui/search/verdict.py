@@ -146,7 +146,7 @@ def concluded(
     reach = known.reach(results, fit, taken)
 
     def found(said: str, *, verified: bool, failing: int | None = None) -> Verdict:
-        safe = f"safe batch {reach.safe}" if reach.safe else "no batch is safe"
+        safe = f"safe batch {reach.safe:,}" if reach.safe else "no batch is safe"
         rests = [phrase for phrase in known.rests_on if phrase not in said]
         message = "; ".join((*([f"{safe} on {where}"] if reach.safe < fit else []), said, *rests))
         return _with_reach(_finish("found", every, fit, failing, message, verified=verified), reach)
@@ -167,7 +167,7 @@ def concluded(
     if failure is not None and failure.outcome == "error":
         said = f"batch {failing} failed for another reason than memory: {failure.detail}"
         if fit:
-            said = f"{_by_trace(known)}batch {fit} ran; {said}"
+            said = f"{_by_trace(known)}batch {fit:,} ran; {said}"
             return replace(found(said, verified=False, failing=failing), by_memory=False)
         return _finish("failed", results, fit, failing, said, verified=False)
     if fit == 0:
@@ -178,12 +178,13 @@ def concluded(
         return _finish("nothing_fits", results, 0, failing, said, verified=False)
     largest = next(r for r in reversed(results) if r.batch_size == fit)
     held = format_bytes(largest.device_used_bytes)
-    ran = f"batch {fit} ran" if reach.safe < fit else f"safe batch {fit} on {where}: it ran"
-    said = f"{ran} with {held} of the device used, {failing} was out of memory"
+    ran = f"batch {fit:,} ran" if reach.safe < fit else f"safe batch {fit:,} on {where}: it ran"
+    said = f"{ran} with {held} of the device used, {failing:,} was out of memory"
     if largest.is_estimate:
-        said = f"batch {fit} may fit on {where}, an estimate: it took {held} of the device, {failing} was out of memory"
+        said = f"batch {fit:,} may fit on {where}, an estimate: it took {held} of the device"
+        said += f", {failing:,} was out of memory"
     if reach.at_most > fit:
-        said += f", {reach.at_most} may fit at most"
+        said += f", {reach.at_most:,} may fit at most"
     if taken.words:
         why = next((f": {r.batch_size} fails with {r.detail}" for r in results if taken != given and _raised(r)), "")
         said += f"; tried {taken.words} only{why}"

@@ -59,7 +59,15 @@ def test_the_trace_answers_for_sizes_that_no_trial_ran(share: float, limit_bytes
 def test_the_largest_that_leaves_it_is_known_by_its_own_trial() -> None:
     found = with_headroom(WHOLE, 0.1, TRACED, [ran(9, 40 * GIB)], 9)
     assert found == WithHeadroom(0.1, 9, A100.cuda_total_bytes - 40 * GIB - CONTEXT_BYTES, "trial")
-    assert headroom_line(found) == "batch 9 keeps 10 % (38.73 GiB) free"
+    assert headroom_line(found, WHOLE.total_bytes) == "batch 9 keeps 10 % free (38.73 GiB left in its trial)"
+
+
+def test_more_than_the_share_is_not_called_the_share() -> None:
+    """Where sizes are not known the batch keeps the share with them at their most, and leaves more as expected."""
+    found, tried = (WithHeadroom(0.1, 1917, 7 * GIB, known_by) for known_by in ("trace", "trial"))
+    line = "batch 1,917 keeps 10 % free (7.00 GiB if unknown sizes are as expected)"
+    assert headroom_line(found, 12 * GIB) == line
+    assert headroom_line(tried, 12 * GIB).endswith("free (7.00 GiB left in its trial)")
 
 
 def test_without_a_trace_for_every_size_the_trials_answer() -> None:
@@ -76,7 +84,7 @@ def test_a_headroom_that_one_sample_does_not_leave() -> None:
     last = largest_that_ran()
     found = with_headroom(WHOLE, 0.98, TRACED, [last], last.batch_size)
     assert found is not None
-    assert headroom_line(found) == "no batch keeps 98 % free"
+    assert headroom_line(found, WHOLE.total_bytes) == "no batch keeps 98 % free"
 
 
 def test_without_a_headroom_or_a_batch_there_is_nothing_to_say() -> None:

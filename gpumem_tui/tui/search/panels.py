@@ -251,7 +251,8 @@ def _ended(state: SearchState, verdict: Verdict) -> VerdictView:
         )
     if verdict.outcome == "found":
         badge = _badge(state, verdict)
-        room = "" if verdict.with_headroom is None else _sentence(headroom_line(verdict.with_headroom))
+        roomy, total_bytes = verdict.with_headroom, state.config.room.total_bytes
+        room = "" if roomy is None else _sentence(headroom_line(roomy, total_bytes))
         tone: Tone = "good" if verdict.verified and verdict.safe_batch_size else "warning"
         missing = not_reached_line(state.traced) if isinstance(state.traced, Traced) else ""
         details = (*filter(None, (_sentence(missing),)), trials, *_gap(state))
