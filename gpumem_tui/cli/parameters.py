@@ -98,6 +98,9 @@ class TakesCommand(Sectioned):
             if needs_python(ctx.meta[COMMAND][0]):
                 line = with_python(["gpumem-tui", ctx.info_name or "", *args], ctx.meta[COMMAND])
                 raise click.UsageError(f"{ctx.meta[COMMAND][0]}: is not a program, but a script: `{line}`")
+            if "--python" in args[:-1]:
+                line = _with_own_python(ctx.info_name or "", args, ctx.meta[COMMAND])
+                raise click.UsageError(f"--python: is for models; a command names its own Python: `{line}`")
             if slip := _slip(ctx.meta[COMMAND]):
                 fault, command = slip
                 line = with_python(["gpumem-tui", ctx.info_name or "", *args], command)
@@ -128,6 +131,14 @@ def begins_training(words: Sequence[str]) -> int | None:
         if is_python or name in launchers.NAMES or (name.endswith(".py") and not follows):
             return position
     return None
+
+
+def _with_own_python(verb: str, args: Sequence[str], words: Sequence[str]) -> str:
+    """Return the line with the value of ``--python`` as the Python of its command, or in the folder of its launcher."""
+    at = args.index("--python")
+    path, rest = Path(args[at + 1]), (*args[:at], *args[at + 2 :])
+    first = str(path if _PYTHON.fullmatch(Path(words[0]).name) else path.with_name(Path(words[0]).name))
+    return shlex.join(["gpumem-tui", verb, *rest, "--", first, *words[1:]])
 
 
 def _slip(words: Sequence[str]) -> tuple[str, Sequence[str]] | None:

@@ -285,7 +285,7 @@ def trial_line(config: SearchConfig, number: int, result: TrialDone, prediction:
 
 _MUCH_MORE = 1.5
 _LEFT = {"trace": "if unknown sizes are as expected", "trial": "left in its trial"}
-"""How the free bytes are known, after their number."""
+"""Source of the free bytes, printed after their number."""
 
 
 def headroom_line(found: WithHeadroom, total_bytes: int) -> str:

@@ -96,6 +96,14 @@ def train_step(model, optimizer, batch):
             ["search", "--", "pyhton", "train.py"],
             "pyhton: is no program here; did you mean python: `gpumem-tui search -- python train.py`",
         ),
+        (
+            ["plan", "--python", "/e/bin/python", "--gpu", "4090", "--", "python", "train.py"],
+            "a command names its own Python: `gpumem-tui plan --gpu 4090 -- /e/bin/python train.py`",
+        ),
+        (
+            ["predict", "--python", "/e/bin/python", "--", "torchrun", "train.py"],
+            "a command names its own Python: `gpumem-tui predict -- /e/bin/torchrun train.py`",
+        ),
         (["python", "train.py", "--bs", "4"], "your own script: `gpumem-tui predict -- python train.py --bs 4`"),
         (["train.py", "--bs", "4"], "your own script: `gpumem-tui predict -- python train.py --bs 4`"),
         (["plan", "train.py"], "write -- before your command: `gpumem-tui plan -- python train.py`"),
