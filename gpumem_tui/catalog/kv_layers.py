@@ -51,11 +51,13 @@ class KvLayers:
 
     Attributes:
         most_tokens: the longest sequence the model was trained for; 0 if unknown.
+        heads: of queries, which tensor parallel divides; 0 if unknown.
     """
 
     cached: tuple[CachedLayers, ...]
     states: StateLayers | None = None
     most_tokens: int = 0
+    heads: int = 0
 
 
 # A shape of the catalog
@@ -70,10 +72,10 @@ def kv_layers_of_shape(shape: ModelShape) -> KvLayers | Unknown:
         return Unknown(f"{shape.name} generates no tokens, so it keeps no KV cache")
     if shape.latent is not None:
         latent = CachedLayers(shape.layers, 1, shape.latent.kv_rank + shape.latent.rope_width, is_latent=True)
-        return KvLayers((latent,), most_tokens=shape.max_seq_len)
+        return KvLayers((latent,), most_tokens=shape.max_seq_len, heads=shape.heads)
     width = 2 * shape.attention_width
     windows = [_SINKS_WINDOW * (index % 2 == 0) if shape.sinks else 0 for index in range(shape.layers)]
-    return KvLayers(_alike(windows, shape.kv_heads, width), most_tokens=shape.max_seq_len)
+    return KvLayers(_alike(windows, shape.kv_heads, width), most_tokens=shape.max_seq_len, heads=shape.heads)
 
 
 def _alike(windows: Sequence[int], heads: int, width: int) -> tuple[CachedLayers, ...]:
@@ -172,7 +174,8 @@ def kv_layers_of_config(config: Mapping[str, object]) -> KvLayers | Unknown:
         layers = keys.number("num_hidden_layers", "n_layer", "num_layers")
         if model_type in _LATENT:
             width = keys.number("kv_lora_rank") + keys.number("qk_rope_head_dim")
-            return KvLayers((CachedLayers(layers, 1, width, is_latent=True),), most_tokens=most_tokens)
+            heads = keys.number("num_attention_heads", default=0)
+            return KvLayers((CachedLayers(layers, 1, width, is_latent=True),), most_tokens=most_tokens, heads=heads)
         return _plain(keys, layers, most_tokens)
     except ValueError as error:
         return Unknown(f"the configuration of {name} {error}")
@@ -194,7 +197,7 @@ def _plain(keys: _Keys, layers: int, most_tokens: int) -> KvLayers:
     windows = [_window(keys, kind) for kind in kinds[:kept] if kind != "linear_attention"]
     share = keys.number("cla_share_factor", default=1) if keys.is_set("use_cla") else 1
     windows = windows[::share]
-    return KvLayers(_alike(windows, _kv_heads(keys, heads), width), states, most_tokens)
+    return KvLayers(_alike(windows, _kv_heads(keys, heads), width), states, most_tokens, heads)
 
 
 def _kv_heads(keys: _Keys, heads: int) -> int:

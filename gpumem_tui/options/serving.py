@@ -15,7 +15,7 @@ from gpumem_tui.catalog.kv_layers import KvLayers, kv_layers_of_config, kv_layer
 from gpumem_tui.catalog.loader import DEFAULT_MODEL, find_model, shape_from_hf_config
 from gpumem_tui.catalog.shapes import CatalogError, ModelShape
 from gpumem_tui.errors import OptionError
-from gpumem_tui.formula.parameters import count_parameters, parameter_tensors
+from gpumem_tui.formula.parameters import ParameterTensor, count_parameters, parameter_tensors
 from gpumem_tui.memory import Range, Unknown
 from gpumem_tui.options.configuration import Options, device_of
 from gpumem_tui.search.serving import Served
@@ -52,6 +52,7 @@ def served(options: Options, terms: ServeTerms) -> Served:
     if trained.gpus > parallel:
         raise OptionError(f"--gpus {trained.gpus}: --serve divides by --tensor-parallel {trained.gpus}; give that")
     model = _of_catalog(options, terms.weights_bits) if trained.config is None else _of_file(options, terms)
+    _check_cut(model, parallel)
     device = device_of(options)
     context = terms.context or (0 if isinstance(model.layers, Unknown) else model.layers.most_tokens)
     if not context and isinstance(model.layers, Unknown):
@@ -64,7 +65,7 @@ def served(options: Options, terms: ServeTerms) -> Served:
     return Served(
         model.name,
         device if engine is None else device_of(options, engine=False),
-        model.on(parallel),
+        model.weights,
         model.words,
         model.layers,
         1 - options.headroom if engine is None else engine.share,
@@ -80,21 +81,36 @@ class _Model:
     """A model to serve.
 
     Attributes:
-        weights: bytes of all GPUs together: of weights that are cut over them, and of those that each has whole.
-        words: what the weights are.
+        weights: bytes of one GPU. `words`: what they are.
     """
 
     name: str
     layers: KvLayers | Unknown
-    weights: tuple[Range, int] | Unknown
+    weights: Range | Unknown
     words: str = ""
 
-    def on(self, gpus: int) -> Range | Unknown:
-        """Return the weights of one of several GPUs."""
-        if isinstance(self.weights, Unknown):
-            return self.weights
-        cut, whole_bytes = self.weights
-        return Range(ceil(cut.low_bytes / gpus) + whole_bytes, ceil(cut.high_bytes / gpus) + whole_bytes)
+
+def _check_cut(model: _Model, gpus: int) -> None:
+    """Refuse GPUs that an engine cannot divide the heads over, as vLLM does (`verify_with_parallel_config`).
+
+    Raises:
+        OptionError: they do not divide the heads of queries; or neither those of keys, nor are a multiple of them.
+    """
+    if isinstance(model.layers, Unknown) or not model.layers.heads:
+        return
+    heads = model.layers.heads
+    grouped = [one.heads for one in model.layers.cached if not one.is_latent]
+
+    def divides(ways: int) -> bool:
+        return not heads % ways and all(not each % ways or not ways % each for each in grouped)
+
+    if divides(gpus):
+        return
+    fewer = next(ways for ways in range(min(gpus, heads), 0, -1) if divides(ways))
+    more = next((ways for ways in range(gpus, heads + 1) if divides(ways)), None)
+    others = "" if more is None else f" or {more}"
+    counted = f"{heads} heads" + "".join(f", {each} of keys and values" for each in sorted(set(grouped) - {heads}))
+    raise OptionError(f"--tensor-parallel {gpus}: does not divide the {counted} of {model.name}; give {fewer}{others}")
 
 
 def _of_catalog(options: Options, bits: int) -> _Model:
@@ -103,7 +119,8 @@ def _of_catalog(options: Options, bits: int) -> _Model:
     except CatalogError as error:
         raise OptionError(f"--model: {error} (a model of the Hugging Face hub is OWNER/NAME)") from error
     shape = shape.overridden(**options.trained.changes)
-    return _Model(shape.name, kv_layers_of_shape(shape), _by_shape(shape, bits, bits), _counted(shape, bits))
+    weights = _by_shape(shape, bits, bits, options.trained.tensor_parallel)
+    return _Model(shape.name, kv_layers_of_shape(shape), weights, _counted(shape, bits))
 
 
 def _of_file(options: Options, terms: ServeTerms) -> _Model:
@@ -115,25 +132,25 @@ def _of_file(options: Options, terms: ServeTerms) -> _Model:
     if options.trained.changes:
         option = next(iter(options.trained.changes)).replace("_", "-")
         raise OptionError(f"--{option}: --serve takes {file.name} as its file has it; leave it out")
-    layers = kv_layers_of_config(file.values)
+    layers, gpus = kv_layers_of_config(file.values), options.trained.tensor_parallel
     stored = _stored_bytes(Path(file.path).parent)
     quantized = quantization_of(file.values)
     if stored is not None and (terms.weights_bits == 16 or quantized is not None):
-        return _Model(file.name, layers, (Range(stored, stored), 0), "as stored next to the configuration")
+        return _Model(file.name, layers, _cut(stored, gpus), "as stored next to the configuration")
     shape = _shape_of(file)
     if isinstance(shape, Unknown) or (quantized is not None and quantized.bits is None):
         on_hub = _on_hub(path, terms.weights_bits, offline=options.trained.offline)
         if on_hub is not None:
-            return _Model(file.name, layers, (Range(on_hub, on_hub), 0), "as the hub lists their types")
+            return _Model(file.name, layers, _cut(on_hub, gpus), "as the hub lists their types")
     if isinstance(shape, Unknown):
         return _Model(file.name, layers, shape)
     if quantized is None:
         bits = terms.weights_bits
-        return _Model(file.name, layers, _by_shape(shape, bits, bits), _counted(shape, bits))
+        return _Model(file.name, layers, _by_shape(shape, bits, bits, gpus), _counted(shape, bits))
     if quantized.bits is None:
         unknown = Unknown(f"the size of {quantized.title} depends on the format; give the folder with its {_WEIGHTS}")
         return _Model(file.name, layers, unknown)
-    return _Model(file.name, layers, _by_shape(shape, quantized.bits, 16), quantized.words)
+    return _Model(file.name, layers, _by_shape(shape, quantized.bits, 16, gpus), quantized.words)
 
 
 def _shape_of(file: ConfigFile) -> ModelShape | Unknown:
@@ -149,18 +166,37 @@ def _counted(shape: ModelShape, bits: int) -> str:
     return f"{count_parameters(shape):,} parameters of {bits} bits"
 
 
-def _by_shape(shape: ModelShape, bits: float, others_bits: int) -> tuple[Range, int]:
-    """Return the bytes of weights that are cut over GPUs, and of vectors, which each has whole.
+def _cut(size_bytes: int, gpus: int) -> Range:
+    return Range(ceil(size_bytes / gpus), ceil(size_bytes / gpus))
+
+
+def _by_shape(shape: ModelShape, bits: float, others_bits: int, gpus: int) -> Range:
+    """Return the bytes of the weights of one of several GPUs.
 
     Args:
         bits: of a weight of a linear layer in a block. `others_bits`: of the rest, which a format may quantize too.
     """
-    tensors = parameter_tensors(shape)
-    linear = sum(one.values for one in tensors if one.linear)
-    vectors = sum(one.values for one in tensors if len(one.dims) == 1)
-    others = sum(one.values for one in tensors) - linear - vectors
-    least, most = (ceil((linear * bits + others * each) / 8) for each in (bits, others_bits))
-    return Range(least, most), vectors * others_bits // 8
+    least = most = 0.0
+    for one in parameter_tensors(shape):
+        values = one.values / _ways(one, shape, gpus)
+        least += values * (others_bits if len(one.dims) == 1 else bits)
+        most += values * (bits if one.linear else others_bits)
+    return Range(ceil(least / 8), ceil(most / 8))
+
+
+_LATENT = ("q_a_proj", "kv_a_proj_with_mqa")
+
+
+def _ways(tensor: ParameterTensor, shape: ModelShape, gpus: int) -> int:
+    """Return over how many GPUs an engine cuts a tensor: each has vectors, routers and the ways to latents whole.
+
+    Heads of keys and values are copied where there are fewer than GPUs (vLLM's `QKVParallelLinear`; its `deepseek_v2.py`
+    has `ReplicatedLinear` for the router, `q_a_proj` and `kv_a_proj_with_mqa`).
+    """
+    is_router = shape.experts is not None and tensor.dims == (shape.experts.count, shape.hidden)
+    if len(tensor.dims) == 1 or is_router or tensor.linear in _LATENT:
+        return 1
+    return min(gpus, shape.kv_heads) if tensor.linear in ("k_proj", "v_proj") else gpus
 
 
 def _on_hub(path: str, bits: int, *, offline: bool) -> int | None:

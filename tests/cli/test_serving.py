@@ -62,6 +62,43 @@ def test_weights_are_those_of_the_type_and_of_one_gpu() -> None:
         asked(model="qwen3-8b", gpus=4)
 
 
+def test_each_gpu_has_whole_what_no_engine_cuts() -> None:
+    """Key heads that are fewer than the GPUs are copied, and so are routers and the ways to latent vectors."""
+    gib = {}
+    for name, gpus in (("llama-3-70b", 16), ("deepseek-v3", 8)):
+        weights = asked(model=name, tensor_parallel=gpus).weights
+        assert isinstance(weights, Range)
+        gib[name] = weights.high_bytes - 2 * count_parameters(find_model(name)) / gpus
+    keys_and_values = 80 * 2 * 8192 * 1024 * 2 * (1 / 8 - 1 / 16)
+    assert gib["llama-3-70b"] == pytest.approx(keys_and_values + 161 * 8192 * 2 * 15 / 16, abs=2)
+    latents = 61 * 7168 * (1536 + 576) + 58 * 256 * 7168
+    vectors = 61 * (1536 + 512) + 123 * 7168
+    assert gib["deepseek-v3"] == pytest.approx(2 * (latents + vectors) * 7 / 8, abs=2)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "given"),
+    [
+        ("llama-3-70b", 3, "does not divide the 64 heads, 8 of keys and values of llama-3-70b; give 2 or 4"),
+        ("llama-3-70b", 128, "; give 64"),
+        ("qwen2.5-7b", 14, "28 heads, 4 of keys and values of qwen2.5-7b; give 4 or 28"),
+        ("deepseek-v3", 3, "does not divide the 128 heads of deepseek-v3; give 2 or 4"),
+    ],
+)
+def test_an_engine_cannot_divide_heads_over_every_number_of_gpus(model: str, gpus: int, given: str) -> None:
+    with pytest.raises(OptionError) as raised:
+        asked(model=model, tensor_parallel=gpus)
+    assert str(raised.value).startswith(f"--tensor-parallel {gpus}: ")
+    assert given in str(raised.value)
+    assert asked(model="llama-3-70b", tensor_parallel=16).sequence == Range(8192 * 80 * 512, 8192 * 80 * 512)
+
+
+def test_heads_of_a_configuration_are_checked_too(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="does not divide the 16 heads, 8 of keys and values of .*; give 2 or 4"):
+        asked(config=written(tmp_path), tensor_parallel=3)
+    assert asked(config=written(tmp_path), tensor_parallel=16).fit == "fits"
+
+
 def test_what_fits_goes_by_the_upper_end() -> None:
     found = asked(model="qwen3-8b")
     assert (found.fit, found.sequences) == ("fits", (47, 49))
