@@ -27,6 +27,8 @@ from gpumem_tui.search.prediction import Prediction
 from gpumem_tui.search.printed import PredictObject
 from gpumem_tui.search.report import verdict_line
 from gpumem_tui.search.stages import HeldObject
+from gpumem_tui.search.strategy import MAX_BATCH_SIZE
+from gpumem_tui.text import shortened
 from gpumem_tui.workload.spec import split_file
 
 if TYPE_CHECKING:
@@ -68,6 +70,8 @@ def predict(
         OptionError: what is asked for is wrong; the line of the command line.
         RunError: it cannot be predicted; the line of the command line.
     """
+    gpu = _device(gpu)
+    _check_batch_size(batch_size)
     is_file = isinstance(step, str) and " " not in step and split_file(step)[0].suffix == ".py"
     if isinstance(step, str) and not is_file and _FUNCTION.fullmatch(step):
         step = _function(step)
@@ -79,14 +83,51 @@ def predict(
     if is_file:
         values["workload"] = step
     elif step is not None:
-        values["command"] = tuple(shlex.split(step) if isinstance(step, str) else map(str, step))
-        if not values["command"]:
-            raise OptionError('predict: the command is empty; write `predict(["python", "train.py"])`')
+        values["command"] = _words(step)
     config = configure(asked_by({**values, "gpu": gpu, "share": True}))
     check_gpus_are_used(config.workload)
     size = predicted_size(config, batch_size, "predict(…, batch_size=8)")
     prediction, _ = predicted(config, size, Control())
     return PredictObject.of(config, prediction, size)
+
+
+def _device(gpu: object) -> str | None:
+    """Return the GPU as it is typed; a number is that of a GPU of this machine.
+
+    Raises:
+        OptionError: it is neither a text nor a number.
+    """
+    if gpu is None or isinstance(gpu, str):
+        return gpu
+    if isinstance(gpu, int) and not isinstance(gpu, bool):
+        return str(gpu)
+    raise OptionError(f'gpu: give a name, such as gpu="h100", or the number of a GPU, not {type(gpu).__name__}')
+
+
+def _check_batch_size(given: object) -> None:
+    if given is None or (isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= MAX_BATCH_SIZE):
+        return
+    raise OptionError(f"batch_size: give a whole number from 1 to {MAX_BATCH_SIZE:,}, not {shortened(repr(given))}")
+
+
+def _words(command: object) -> tuple[str, ...]:
+    """Return a command's words.
+
+    Raises:
+        OptionError: it is no command, an empty one, or a line with a quote that does not end.
+    """
+    try:
+        words = shlex.split(command) if isinstance(command, str) else command
+    except ValueError as error:
+        raise OptionError(f'predict: {error} in the command; write `predict(["python", "train.py"])`') from error
+    if not isinstance(words, (list, tuple)):
+        kind = type(words).__name__
+        raise OptionError(
+            f'predict: takes a command or a function, not {kind}; write `predict(["python", "train.py"])`'
+        )
+    if not words:
+        raise OptionError('predict: the command is empty; write `predict(["python", "train.py"])`')
+    return tuple(map(str, words))
 
 
 def _read(name: str, value: Option) -> tuple[str, object]:
@@ -236,8 +277,11 @@ def simulated(gpu: str) -> Iterator[StepMemory]:
         OptionError: there is no such GPU.
         RunError: torch is missing or too old, the process uses a real GPU already, or simulates one.
     """
-    options = asked_by({"gpu": gpu, "command": _LIVE})
-    device = options.with_context(simulated_device(gpu.removeprefix(_SIMULATED)))
+    name = _device(gpu)
+    if name is None:
+        raise OptionError('gpu: name the GPU to simulate, such as gpumem_tui.simulated("rtx-4090")')
+    options = asked_by({"gpu": name, "command": _LIVE})
+    device = options.with_context(simulated_device(name.removeprefix(_SIMULATED)))
     config, memory = SearchConfig(options.trained.spec(), device), StepMemory()
     try:
         with _block(config) as block:

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -174,6 +175,17 @@ def test_a_process_that_uses_a_real_gpu_is_left_alone() -> None:
         (lambda: gpumem_tui.predict(model="gpt2", gpu="t4", batch_size=1, precision="b"), "give one of fp32"),
         (lambda: gpumem_tui.predict(model="gpt2", gpu="t4", batch_size=1, seq_len=0), "must be from 1"),
         (lambda: gpumem_tui.predict("", gpu="t4"), "the command is empty"),
+        (lambda: gpumem_tui.predict("python 'a b", gpu="t4"), "No closing quotation in the command; write `predict("),
+        (lambda: gpumem_tui.predict(cast(Any, 3), gpu="t4"), "takes a command or a function, not int"),
+        (lambda: gpumem_tui.predict(cast(Any, {"a": 1}), gpu="t4"), "not dict; write `predict("),
+        (lambda: gpumem_tui.predict(model="gpt2", gpu="t4", batch_size=0), "batch_size: give a whole number from 1 to"),
+        (lambda: gpumem_tui.predict(model="gpt2", gpu="t4", batch_size=cast(Any, "8")), "batch_size: give a whole"),
+        (lambda: gpumem_tui.predict(model="gpt2", gpu="t4", batch_size=cast(Any, 8.5)), "from 1 to 16,777,216, not 8.5"),
+        (lambda: gpumem_tui.predict(model="gpt2", gpu="t4", batch_size=True), "not True"),
+        (lambda: gpumem_tui.predict(model="gpt2", gpu=cast(Any, 0), batch_size=1), "--gpu: '0' is not available"),
+        (lambda: gpumem_tui.predict(model="gpt2", gpu=cast(Any, 0.5), batch_size=1), 'gpu: give a name, such as gpu="h100"'),
+        (lambda: gpumem_tui.simulated(cast(Any, None)).__enter__(), "gpu: name the GPU to simulate"),
+        (lambda: gpumem_tui.simulated(cast(Any, 0)).__enter__(), "--gpu: unknown GPU '0'"),
         (lambda: gpumem_tui.predict("no_such_module_here:train", gpu="t4"), "check the name of the module"),
         (lambda: gpumem_tui.predict("json:trains", gpu="t4"), "has no function trains"),
         (lambda: gpumem_tui.predict("nowhere.py:Big", gpu="t4", batch_size=1), "there is no file nowhere.py"),
