@@ -38,6 +38,7 @@ class JobGpu(JsonObject, frozen=True):
         mean_use_percent, peak_use_percent: the GPU's utilization, everybody's; None where it is not known, as of MIG.
         readings: how many there were; `shared`: other processes were on it at one of them.
         by_probe: the peak is the allocator's own.
+        by_device: the driver did not give every process's memory: the sizes are of all that the device held at most.
     """
 
     host: str
@@ -54,6 +55,7 @@ class JobGpu(JsonObject, frozen=True):
     readings: int
     shared: bool
     by_probe: bool
+    by_device: bool = False
 
     @property
     def unused_bytes(self) -> int:
@@ -97,10 +99,14 @@ class _Sum:
     readings: int = 0
     shared: bool = False
     by_probe: bool = False
+    by_device: bool = False
 
-    def take(self, held_bytes: int, peak_bytes: int, gpu: GpuReading, *, shared: bool, by_probe: bool) -> None:
+    def take(
+        self, held_bytes: int, peak_bytes: int, gpu: GpuReading, *, shared: bool, by_probe: bool, by_device: bool
+    ) -> None:
         """Add one reading."""
         self.readings += 1
+        self.by_device = self.by_device or by_device
         self.held_bytes += held_bytes
         self.peak_bytes = max(self.peak_bytes, peak_bytes)
         self.shared, self.by_probe = self.shared or shared, self.by_probe or by_probe
@@ -128,6 +134,7 @@ class _Sum:
             readings=self.readings,
             shared=self.shared,
             by_probe=self.by_probe,
+            by_device=self.by_device,
         )
 
 
@@ -174,13 +181,18 @@ class JobUse:
         memory = parts[uuid].memory if uuid in parts else gpu.memory
         if not own or isinstance(memory, Unknown):
             return
-        held = [process.used_bytes for process in own if isinstance(process.used_bytes, int)]
+        known_bytes = sum(process.used_bytes for process in listed if isinstance(process.used_bytes, int))
+        held_bytes = sum(process.used_bytes for process in own if isinstance(process.used_bytes, int))
+        by_device = any(isinstance(process.used_bytes, Unknown) for process in own)
+        if by_device:  # they have at most the rest
+            held_bytes += max(0, memory.used_bytes - known_bytes)
         above = [_above_now(said.get((uuid, process.pid), {})) for process in own]
         name = parts[uuid].name if uuid in parts else gpu.name
         each = self._sums.setdefault((host, uuid), _Sum(host, gpu, name, memory))
         known = [one for one in above if one is not None]
-        peak_bytes = min(memory.total_bytes, sum(held) + sum(known))
-        each.take(sum(held), peak_bytes, gpu, shared=len(own) < len(listed), by_probe=len(known) == len(own))
+        peak_bytes = min(memory.total_bytes, held_bytes + sum(known))
+        shared, by_probe = len(own) < len(listed), len(known) == len(own)
+        each.take(held_bytes, peak_bytes, gpu, shared=shared, by_probe=by_probe, by_device=by_device)
         self.first_s, self.last_s = min(self.first_s, time_s), max(self.last_s, time_s)
 
 
@@ -199,8 +211,12 @@ def _fullest(gpus: Sequence[JobGpu]) -> JobGpu:
     return max(gpus, key=lambda gpu: gpu.peak_bytes / gpu.total_bytes)
 
 
-def smaller_gpus(fullest: JobGpu) -> tuple[str, ...]:
-    """Return the smallest GPUs of the catalog, of the same vendor, with room for a peak and the usual headroom."""
+def smaller_gpus(gpus: Sequence[JobGpu]) -> tuple[str, ...]:
+    """Return the smallest GPUs of the catalog with room for the highest peak and the usual headroom.
+
+    They are of the vendor of the GPU that was fullest, and smaller than that.
+    """
+    fullest, peak_bytes = _fullest(gpus), max(gpu.peak_bytes for gpu in gpus)
     brand = vendors.of_brand(fullest.vendor).brand
     fitting = [
         gpu
@@ -208,7 +224,7 @@ def smaller_gpus(fullest: JobGpu) -> tuple[str, ...]:
         if gpu.title.startswith(f"{brand} ")
         and not gpu.unified
         and gpu.total_bytes < _SMALLER * fullest.total_bytes
-        and usable_bytes(gpu.total_bytes, DEFAULT_HEADROOM) >= fullest.peak_bytes
+        and usable_bytes(gpu.total_bytes, DEFAULT_HEADROOM) >= peak_bytes
     ]
     least = min((gpu.total_bytes for gpu in fitting), default=0)
     return tuple(gpu.name for gpu in fitting if gpu.total_bytes <= least / _ALIKE)
@@ -224,7 +240,7 @@ def job_object(job: str, asked: SlurmJob | Unknown, use: JobUse) -> JobObject:
         asked_unknown=asked.reason if isinstance(asked, Unknown) else None,
         recorded_s=use.last_s - use.first_s,
         gpus=use.gpus,
-        smaller_gpus=smaller_gpus(fullest),
+        smaller_gpus=smaller_gpus(use.gpus),
         unused_bytes=fullest.unused_bytes,
     )
 
@@ -281,6 +297,8 @@ def _judged(report: JobObject) -> Iterator[str]:
         yield f"{counted(asked.gpus - len(report.gpus), 'GPU')} of {asked.gpus} had no process of the job."
     if asked is not None and asked.elapsed_s and report.recorded_s < _COVERED * asked.elapsed_s:
         yield f"Seen on GPUs for {_duration(report.recorded_s)} of {_duration(asked.elapsed_s)}."
+    if any(gpu.by_device for gpu in report.gpus):
+        yield "The driver did not give each process's memory: sizes are the most that the job can have held."
     if not all(gpu.by_probe for gpu in report.gpus):
         yield "Peaks are those of the readings. `gpumem-tui run` in the job prints the allocator's own at its end."
 

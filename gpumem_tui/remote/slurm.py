@@ -13,7 +13,7 @@ from gpumem_tui.text import printable, shortened
 
 _SLURM_S = 20.0
 _NUMBER = re.compile(r"[0-9][0-9_+]*")
-_FIELDS = ("JobIDRaw", "State", "ElapsedRaw", "NodeList", "AllocTRES", "JobName")
+_FIELDS = ("JobID", "JobIDRaw", "State", "ElapsedRaw", "NodeList", "AllocTRES", "JobName")
 """Fields of sacct(1). A name may hold the separator, so it is the last one."""
 _PAIR = re.compile(r"(?:^|\s)([A-Z]\w*)=(\S*)")
 """A field of ``scontrol --oneliner show job``."""
@@ -65,7 +65,7 @@ def slurm_job(job: str) -> SlurmJob | Unknown:
     """Return a job by ``sacct``, or where that has no accounting by ``scontrol``; else the reason, in one line.
 
     Raises:
-        OptionError: it is no number of a job, or that of a whole array.
+        OptionError: it is no number of a job, or that of several: an array, or the parts of a heterogeneous job.
     """
     check_number(job)
     accounted = [
@@ -83,11 +83,15 @@ def slurm_job(job: str) -> SlurmJob | Unknown:
             return _by_scontrol(job)
         except OptionError:
             return Unknown(str(error).removeprefix("--slurm: "))
-    if not lines:
-        return Unknown(f"`sacct` has no job {job}")
-    if len(lines) > 1:
-        raise OptionError(f"job {job} is an array of {len(lines)} tasks; name one, such as {job.partition('_')[0]}_0")
-    raw, state, elapsed, node_list, tres, name = lines[0].split("|", len(_FIELDS) - 1)
+    rows = [row for line in lines if len(row := line.split("|", len(_FIELDS) - 1)) == len(_FIELDS)]
+    if not rows:
+        said = f"; it printed {shortened(lines[0])!r}" if lines else ""
+        return Unknown(f"`sacct` has no job {job}{said}")
+    if len(rows) > 1:
+        names = [row[0] for row in rows if _NUMBER.fullmatch(row[0])]  # tasks that wait are listed as 7_[3-9]
+        such = f", such as {names[0]}" if names else ""
+        raise OptionError(f"job {job} has {len(rows)} parts (tasks of an array, or components); name one{such}")
+    _, raw, state, elapsed, node_list, tres, name = rows[0]
     return _job(raw, name, state, elapsed, node_list, tres)
 
 

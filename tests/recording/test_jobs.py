@@ -17,10 +17,10 @@ from gpumem_tui.cli.report import report
 from gpumem_tui.errors import OptionError
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.snapshot import GpuProcess, HostProcess
-from gpumem_tui.recording.jobs import JobUse, job_line, job_object, slurm_number, smaller_gpus
+from gpumem_tui.recording.jobs import JobUse, job_line, job_lines, job_object, slurm_number, smaller_gpus
 from gpumem_tui.recording.recording import GpuRecorder
 from gpumem_tui.remote.slurm import SlurmJob, slurm_job
-from tests.monitor.snapshots import changed, gpu, machine, process
+from tests.monitor.snapshots import changed, gpu, machine, memory, process
 from tests.nvml_stub.machine import FakeMachine
 from tests.nvml_stub.scenario import FakeGpu, FakeProcess, Scenario
 from tests.waiting import wait_for_file, wait_until
@@ -191,7 +191,22 @@ def test_refusals_are_one_line_with_what_to_type(tmp_path: Path, slurm: Callable
     assert "no Slurm job" in _refused("--slurm", "me", str(other))
     array = "".join(_SACCT.splitlines()[1].replace("974804|", f"974804_{task}|", 1) + "\n" for task in range(2))
     slurm(array)
-    assert "an array of 2 tasks; name one, such as 974804_0" in _refused("--slurm", "974804", str(other))
+    wanted = "job 974804 has 2 parts (tasks of an array, or components); name one, such as "
+    assert wanted + "974804_0" in _refused("--slurm", "974804", str(other))
+    slurm(array.replace("974804_0", "974804_[7-9]").replace("974804_1", "974804_5"))  # the first tasks wait
+    assert wanted + "974804_5" in _refused("--slurm", "974804", str(other))
+
+
+def test_what_sacct_prints_besides_a_job_is_no_job(tmp_path: Path, slurm: Callable[..., None]) -> None:
+    slurm()
+    other = _recorded(tmp_path / "other", [1.0], "974001")
+    _program(tmp_path / "bin", "sacct", "#!/bin/sh\necho 'sacct: unable to reach the database'\necho\n")
+    assert "`sacct` has no job 42; it printed 'sacct: unable to reach the database'" in _refused(
+        "--slurm", "42", "other"
+    )
+    components = '#!/bin/sh\nfor i in 0 1; do echo "42+$i|$((42 + i))|COMPLETED|60|n1|cpu=1,node=1|het"; done\n'
+    _program(tmp_path / "bin", "sacct", components)
+    assert "name one, such as 42+0" in _refused("--slurm", "42", str(other))
 
 
 def test_without_slurm_the_recording_still_answers(tmp_path: Path, slurm: Callable[..., None]) -> None:
@@ -229,12 +244,33 @@ def test_the_peak_of_a_probe_counts_where_it_is_higher_and_who_shares_is_named()
 def test_a_smaller_gpu_holds_the_peak_with_headroom_and_is_of_the_same_vendor() -> None:
     use = JobUse(lambda each: slurm_number(each) == "7")
     use.add("a", machine([gpu(0, processes=(_in_job(1, 20, "7"),))]), {})
-    names = smaller_gpus(use.gpus[0])
+    names = smaller_gpus(use.gpus)
     assert "rtx-4090-24gb" in names
     assert not any(name.startswith(("mi", "rx", "a100")) for name in names)
     use.add("a", machine([gpu(0, processes=(_in_job(1, 23, "7"),))], after_s=1), {})
-    assert "rtx-4090-24gb" not in smaller_gpus(use.gpus[0])
+    assert "rtx-4090-24gb" not in smaller_gpus(use.gpus)
     assert "use" in job_line(job_object("7", Unknown("not asked"), use))
+
+
+def test_memory_that_the_driver_does_not_give_is_never_0() -> None:
+    """As in WSL, or of a MIG instance: the job may have all that other processes do not."""
+    use = JobUse(lambda each: slurm_number(each) == "7")
+    hidden = replace(_in_job(1, 0, "7"), used_bytes=Unknown("not supported"))
+    use.add("a", machine([gpu(0, 50 * GIB, processes=(hidden, _in_job(2, 5, "8")))]), {})
+    (found,) = use.gpus
+    assert (found.peak_bytes, found.mean_bytes, found.by_device) == (45 * GIB, 45 * GIB, True)
+    lines = list(job_lines(job_object("7", Unknown("not asked"), use)))
+    assert lines[0].startswith("Slurm job 7: peak 45.0 of 80.0 GiB")
+    assert "No smaller GPU" not in lines[0]
+    assert any(line.startswith("The driver did not give each process's memory") for line in lines)
+
+
+def test_a_smaller_gpu_holds_the_highest_peak_of_a_job_on_unlike_gpus() -> None:
+    use = JobUse(lambda each: slurm_number(each) == "7")
+    small = gpu(1, processes=(_in_job(2, 17, "7"),), memory=memory(17 * GIB, 24 * GIB))
+    use.add("a", machine([gpu(0, processes=(_in_job(1, 40, "7"),)), small]), {})
+    assert smaller_gpus(use.gpus) == ()
+    assert smaller_gpus(use.gpus[1:])
 
 
 def _readings(machine: FakeMachine) -> int:
