@@ -24,6 +24,12 @@ from gpumem_tui.report.output import on_end
 _OLDEST = 2
 _COMMAND = 'The training command, a word an item: ["python", "train.py", "--bs", "{batch}"]; {batch} is its batch size.'
 _TARGETS, _LOOKED_AT = "targets", "A PID; or the path of a snapshot, or of two to compare."
+_LISTS = {
+    "command": '["python", "train.py"]',
+    "options": '["--through", "eval"]',
+    _TARGETS: '["before.pickle", "after.pickle"]',
+}
+"""By argument that is a list of words, one."""
 _RUNS = "The training command really runs, with the user's rights, and files that it writes are kept"
 _TOOLS = {
     "predict": f"Predict whether a batch size fits on a GPU, and what holds memory. {_RUNS}: a few simulated steps.",
@@ -87,7 +93,7 @@ def input_schema(name: str) -> dict[str, Any]:
     if isinstance(command, TakesCommand):
         properties["command"] = {"type": "array", "items": {"type": "string"}, "description": _COMMAND}
         properties["directory"] = {"type": "string", "description": "The folder that the command runs in."}
-        more = 'Further options as typed, as ["--through", "eval"]; the command\'s `--help-all` lists them.'
+        more = f'Further options as typed, as {_LISTS["options"]}; ["--help-all"] alone lists them.'
         properties["options"] = {"type": "array", "items": {"type": "string"}, "description": more}
     properties["full"] = {"type": "boolean", "description": f"Whole lists; else the first {_SHORT} entries of each."}
     required = [_TARGETS] if _TARGETS in properties else []
@@ -134,7 +140,8 @@ def words_of(name: str, arguments: Mapping[str, Any]) -> list[str]:
     schema = input_schema(name)["properties"]
     flags = {_key(option): option.opts[-1] for option in _command(name).params}
     for key in arguments.keys() - schema.keys():
-        raise OptionError(f"{key}: {name} takes {', '.join(schema)}; pass others in `options`")
+        others = "pass others in `options`" if "options" in schema else "leave it out"
+        raise OptionError(f"{key}: {name} takes {', '.join(schema)}; {others}")
     words = [name, *(["--once"] if name == "monitor" else []), "--json"]
     for key, value in arguments.items():
         if key in flags and key != _TARGETS:
@@ -157,7 +164,7 @@ def _typed(flag: str, value: object) -> Iterator[str]:
 def _listed(key: str, arguments: Mapping[str, Any]) -> list[str]:
     found = arguments.get(key) or []
     if isinstance(found, str) or not isinstance(found, Sequence):
-        raise OptionError(f'{key}: give a list with a word an item, such as ["python", "train.py"]')
+        raise OptionError(f"{key}: give a list with a word an item, such as {_LISTS[key]}")
     if key == "options" and "--" in found:
         raise OptionError("options: end before `--`; pass the training command in `command`")
     return list(map(str, found))
@@ -191,6 +198,8 @@ async def _serve() -> None:
             await call.run(arguments.get("directory"))
         except OptionError as error:
             return CallToolResult(content=[TextContent(text=str(error))], is_error=True)
+        if call.found is None and call.printed and not call.code:  # as `--help-all` prints
+            return CallToolResult(content=[TextContent(text=call.printed)])
         if call.found is None:
             return CallToolResult(content=[TextContent(text=call.complaint)], is_error=True)
         body: Any = call.found if arguments.get("full") else shortened(call.found)
@@ -206,7 +215,7 @@ class _Call:
     """A process of this program that answers a call.
 
     Attributes:
-        found: the last object that it has printed; None for none.
+        found: the last object that it has printed; None for none. `printed`: its other lines.
         code: its exit code.
     """
 
@@ -216,6 +225,7 @@ class _Call:
         self._told = 0
         self.code: int | None = None
         self.found: dict[str, Any] | None = None
+        self.printed = ""
         self._heard = ""
 
     async def run(self, directory: str | None) -> None:
@@ -250,9 +260,16 @@ class _Call:
 
     async def _take(self, line: str) -> None:
         """Take in a printed object, and tell each trial of a search as progress."""
-        self.found = json.loads(line)
-        if self.found is not None and self.found.get("event") == "trial":
-            await self._tell("trial {number}: batch {batch_size} {outcome}".format_map(self.found))
+        try:
+            found = json.loads(line)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            self.printed += line
+            return
+        self.found = found
+        if found.get("event") == "trial":
+            await self._tell("trial {number}: batch {batch_size} {outcome}".format_map(found))
 
     async def _hear(self, line: str) -> None:
         if not line.startswith(_OUTPUT):

@@ -190,8 +190,8 @@ _LATENT = ("q_a_proj", "kv_a_proj_with_mqa")
 def _ways(tensor: ParameterTensor, shape: ModelShape, gpus: int) -> int:
     """Return over how many GPUs an engine cuts a tensor: each has vectors, routers and the ways to latents whole.
 
-    Heads of keys and values are copied where there are fewer than GPUs (vLLM's `QKVParallelLinear`; its `deepseek_v2.py`
-    has `ReplicatedLinear` for the router, `q_a_proj` and `kv_a_proj_with_mqa`).
+    Heads of keys and values are copied where there are fewer than GPUs (vLLM's `QKVParallelLinear`; `deepseek_v2.py`
+    there has `ReplicatedLinear` for the router, `q_a_proj` and `kv_a_proj_with_mqa`).
     """
     is_router = shape.experts is not None and tensor.dims == (shape.experts.count, shape.hidden)
     if len(tensor.dims) == 1 or is_router or tensor.linear in _LATENT:

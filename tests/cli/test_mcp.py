@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpumem_tui.cli.mcp import input_schema, shortened, words_of
+from gpumem_tui.cli.mcp import _Call, input_schema, shortened, words_of
 from gpumem_tui.cli.schema import COMMANDS
 from gpumem_tui.errors import OptionError
 from tests.cli.conftest import Program
@@ -48,6 +48,7 @@ def test_a_call_is_a_command_line() -> None:
     ("given", "words"),
     [
         ({"gpus_": 1}, "gpus_: predict takes model"),
+        ({"options": "--json"}, 'options: give a list with a word an item, such as ["--through", "eval"]'),
         ({"command": "python train.py"}, 'command: give a list with a word an item, such as ["python", "train.py"]'),
         ({"options": ["--", "rm"]}, "options: end before `--`"),
     ],
@@ -56,6 +57,21 @@ def test_a_wrong_argument_is_a_line(given: dict[str, Any], words: str) -> None:
     with pytest.raises(OptionError) as raised:
         words_of("predict", given)
     assert words in str(raised.value)
+
+
+def test_what_a_tool_without_options_refuses_names_none() -> None:
+    with pytest.raises(OptionError, match="target: look takes targets, by, timeout, full; leave it out"):
+        words_of("look", {"target": "a.pickle"})
+    with pytest.raises(OptionError, match=r'targets: give a list .*, such as \["before.pickle", "after.pickle"\]'):
+        words_of("look", {"targets": "a.pickle"})
+
+
+def test_lines_that_are_no_object_are_kept_as_text() -> None:
+    """As `--help-all` prints, which the tools' own descriptions name."""
+    call = _Call(["predict"], None)
+    for line in ("Usage: gpumem-tui predict\n", "12\n", '{"schema": 1}\n', "\n"):
+        asyncio.run(call._take(line))
+    assert (call.found, call.printed) == ({"schema": 1}, "Usage: gpumem-tui predict\n12\n\n")
 
 
 def test_long_lists_are_cut() -> None:
@@ -134,6 +150,9 @@ async def _try_each(folder: Path, snapshot: Path) -> None:
         assert wrong.is_error
         assert wrong.content[0].text.startswith("--gpu: unknown GPU 'none'")
         assert (await call("dance")).is_error
+        listed = await call("predict", options=["--help-all"])
+        assert not listed.is_error
+        assert "--kv-cache-dtype" in listed.content[0].text
         endless = asyncio.create_task(call("predict", command=[sys.executable, "endless.py"], directory=str(folder)))
         pid = await _pid_in(folder)
         endless.cancel()

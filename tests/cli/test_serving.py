@@ -94,7 +94,7 @@ def test_an_engine_cannot_divide_heads_over_every_number_of_gpus(model: str, gpu
 
 
 def test_heads_of_a_configuration_are_checked_too(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="does not divide the 16 heads, 8 of keys and values of .*; give 2 or 4"):
+    with pytest.raises(OptionError, match=r"does not divide the 16 heads, 8 of keys and values of .*; give 2 or 4"):
         asked(config=written(tmp_path), tensor_parallel=3)
     assert asked(config=written(tmp_path), tensor_parallel=16).fit == "fits"
 
