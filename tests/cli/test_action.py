@@ -212,6 +212,15 @@ def test_a_prediction_that_fails_fails_the_job_and_says_where_the_reason_is(tmp_
     assert run.summary.startswith("### GPU memory: not known")
 
 
+def test_a_command_with_a_quote_that_does_not_end_is_a_line_without_a_traceback(tmp_path: Path) -> None:
+    run = Run(tmp_path, {"command": "python 'train.py --bs 8", "install": "none"})
+    assert run.failed == 2
+    assert run.printed.splitlines() == [
+        "::error title=GPU memory::the input command is no command line; write one such as python train.py",
+        "command: No closing quotation",
+    ]
+
+
 def test_an_input_cannot_run_a_command(tmp_path: Path) -> None:
     bad = "$(touch escaped); `touch escaped` && touch escaped"
     inputs = {"command": f"python train.py {bad}", "budget": bad, "baseline": bad, "gpu": bad, "install": bad}
