@@ -59,8 +59,12 @@ class RunningStages:
         if not self._begun and not torch.is_grad_enabled():
             models = [root for root in roots if any(one.requires_grad for one in parameters_in(root))]
             is_reference = not is_trained and self._is_reference(module, models)
-            if (is_reference or is_trained or not models) and stage_by_names(_functions()) is RunStage.GENERATE:
-                self._called = RunStage.GENERATE
+            named = stage_by_names(_functions())
+            is_of_ours = is_reference or is_trained
+            if (is_of_ours and named is RunStage.EVALUATE) or (
+                (is_of_ours or not models) and named is RunStage.GENERATE
+            ):
+                self._called = named
             elif is_reference:
                 self._called = RunStage.REFERENCE
         return self._called is not before

@@ -88,6 +88,24 @@ def test_a_run_that_trains_on_what_it_generates(project: Project) -> None:
     assert peaks["weight sync"] < peaks["reference"] < peaks["rollout"]
 
 
+def test_what_is_trained_on_its_own_text_is_evaluated_as_well(project: Project) -> None:
+    """Its evaluation is no reference, though both call models without gradients."""
+    evaluates = """
+    @torch.no_grad()
+    def evaluate():
+        return net(torch.randn(65536, 64, device="cuda")).softmax(-1)
+
+    for step in range(9):
+        evaluate()
+"""
+    stages, found = _predicted(project, REINFORCED.replace("\n    for step in range(9):\n", evaluates), "512")
+    assert {*stages} == {"load", "rollout", "reference", "warm-up", "train", "evaluate", "weight sync"}
+    peaks = {name: one["peak_allocated_bytes"] for name, one in stages.items()}
+    assert max(peaks, key=lambda name: peaks[name]) == "evaluate"
+    assert peaks["reference"] < peaks["evaluate"] == found["traced"]["peak_allocated_bytes"]
+    assert "; the peak is in evaluation. " in found["answer"]
+
+
 def test_an_evaluation_that_takes_most_is_named(project: Project) -> None:
     stages, found = _predicted(project, SUPERVISED, "evaluates")
     assert {*stages} == {"load", "resume", "warm-up", "train", "evaluate"}
