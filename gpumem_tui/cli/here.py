@@ -221,7 +221,6 @@ def _recording(path: Path) -> GpuRecording:
 
     recording = GpuRecording(path)
     if next(iter(recording.pictures()), None) is None:
-        raise OptionError(
-            f"--replay: {path} has no reading to play; record one with `gpumem-tui monitor --record FILE`"
-        )
+        why = recording.damage or f"{path} has no reading to play"
+        raise OptionError(f"--replay: {why}; record one with `gpumem-tui monitor --record FILE`")
     return recording

@@ -150,11 +150,12 @@ class GpuRecording:
                 if skipped is None:
                     yield _played(picture)
         except RecordingEnds as ends:
-            cut_off = str(ends) == "cut off"
-            rest = "all before is played" if cut_off else "the rest is not played"
-            at = "" if math.isnan(last_s) else f" ({when(last_s)})"
-            place = f"after {noun} {count}{at}" if not offset else f"after {when(last_s)}"
-            self.damage = f"{self.path}: {ends} {place}; {rest}"
+            rest = "all before is played" if str(ends) == "cut off" else "the rest is not played"
+            if not count:
+                where = f"before the {'next' if offset else 'first'} {noun}"
+            else:
+                where = f"after {when(last_s)}; {rest}" if offset else f"after {noun} {count} ({when(last_s)}); {rest}"
+            self.damage = f"{self.path}: {ends} {where}"
         if skipped is not None:
             yield _played(skipped)
 

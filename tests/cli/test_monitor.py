@@ -390,6 +390,17 @@ def test_a_recording_without_a_reading_is_told_so(program: Program, tmp_path: Pa
     assert f"--replay: {tmp_path / 'empty'} has no reading to play" in played.err
 
 
+def test_a_recording_that_is_cut_off_before_its_first_reading_is_told_so(program: Program, tmp_path: Path) -> None:
+    path = tmp_path / "cut"
+    recorder = GpuRecorder(path)
+    recorder.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[: len(whole) // 2])
+    played = program("monitor", "--replay", str(path), "--json")
+    assert (played.code, played.out) == (2, "")
+    assert played.err.startswith(f"gpumem-tui: --replay: {path}: cut off before the first snapshot; record one with `")
+
+
 def test_metrics_beside_the_lines(environment: dict[str, str]) -> None:
     with _running(environment, "monitor", "--json", "--interval", "0.2", "--metrics", "127.0.0.1:0") as process:
         assert process.stderr is not None

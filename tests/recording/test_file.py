@@ -113,7 +113,7 @@ def test_a_file_cut_anywhere_plays_to_the_cut_and_says_so(tmp_path: Path) -> Non
         if length in counts:
             assert (len(played), recording.damage) == (counts[length], ""), "between two members nothing is missed"
         else:
-            assert f"cut off after snapshot {len(played)}" in recording.damage
+            assert f"cut off {_place(len(played))}" in recording.damage
 
 
 def test_a_night_is_members_that_can_be_read_by_themselves(tmp_path: Path) -> None:
@@ -141,7 +141,14 @@ def test_a_damaged_file_plays_up_to_the_damage(tmp_path: Path) -> None:
             played = list(recording.snapshots())
             assert played == snapshots[: len(played)]
             assert len(played) >= before, "every reading before it"
-            assert len(played) == 70 or f"damaged after snapshot {len(played)}" in recording.damage
+            assert len(played) == 70 or f"damaged {_place(len(played))}" in recording.damage
+    sought = GpuRecording(path)  # by an index that was made before
+    assert list(sought.pictures(offset=201)) == []
+    assert sought.damage == f"{path}: damaged before the next snapshot"
+
+
+def _place(played: int) -> str:
+    return f"after snapshot {played} (" if played else "before the first snapshot"
 
 
 def test_a_recording_without_checksums_of_its_lines_plays_to_where_it_was_cut_off(tmp_path: Path) -> None:
