@@ -184,7 +184,7 @@ def concluded(
         said = f"batch {fit:,} may fit on {where}, an estimate: it took {held} of the device"
         said += f", {failing:,} was out of memory"
     if reach.at_most > fit:
-        said += f", {reach.at_most:,} may fit at most"
+        said += f", up to {reach.at_most:,} may fit where unknown sizes are at their least"
     if taken.words:
         why = next((f": {r.batch_size} fails with {r.detail}" for r in results if taken != given and _raised(r)), "")
         said += f"; tried {taken.words} only{why}"
