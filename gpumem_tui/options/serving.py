@@ -133,15 +133,14 @@ def _of_file(options: Options, terms: ServeTerms) -> _Model:
         option = next(iter(options.trained.changes)).replace("_", "-")
         raise OptionError(f"--{option}: --serve takes {file.name} as its file has it; leave it out")
     layers, gpus = kv_layers_of_config(file.values), options.trained.tensor_parallel
-    stored = _stored_bytes(Path(file.path).parent)
+    stored, shape = _stored_bytes(Path(file.path).parent), _shape_of(file)
     quantized = quantization_of(file.values)
     if stored is not None and (terms.weights_bits == 16 or quantized is not None):
-        return _Model(file.name, layers, _cut(stored, gpus), "as stored next to the configuration")
-    shape = _shape_of(file)
+        return _Model(file.name, layers, _cut(stored, shape, gpus), "as stored next to the configuration")
     if isinstance(shape, Unknown) or (quantized is not None and quantized.bits is None):
         on_hub = _on_hub(path, terms.weights_bits, offline=options.trained.offline)
         if on_hub is not None:
-            return _Model(file.name, layers, _cut(on_hub, gpus), "as the hub lists their types")
+            return _Model(file.name, layers, _cut(on_hub, shape, gpus), "as the hub lists their types")
     if isinstance(shape, Unknown):
         return _Model(file.name, layers, shape)
     if quantized is None:
@@ -166,8 +165,12 @@ def _counted(shape: ModelShape, bits: int) -> str:
     return f"{count_parameters(shape):,} parameters of {bits} bits"
 
 
-def _cut(size_bytes: int, gpus: int) -> Range:
-    return Range(ceil(size_bytes / gpus), ceil(size_bytes / gpus))
+def _cut(size_bytes: int, shape: ModelShape | Unknown, gpus: int) -> Range:
+    """Return one GPU's part of these bytes of weights: at least an even one, at most as the formula cuts tensors."""
+    share = 1 / gpus
+    if not isinstance(shape, Unknown):
+        share = _by_shape(shape, 16, 16, gpus).high_bytes / _by_shape(shape, 16, 16, 1).high_bytes
+    return Range(ceil(size_bytes / gpus), ceil(size_bytes * share))
 
 
 def _by_shape(shape: ModelShape, bits: float, others_bits: int, gpus: int) -> Range:

@@ -190,6 +190,8 @@ def _facts(served: Served) -> Iterator[str]:
         yield f"GPU KV cache size: {_between(tokens)} tokens"
     if not isinstance(share := served.least_share, Unknown):
         yield f"smallest share that holds them: gpu_memory_utilization={share:g}"
+    if 0 < (most := served.layers.most_tokens) < served.context:
+        yield f"{served.model} is for {most:,} tokens: vLLM refuses more without VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"
     if any(one.window for one in served.layers.cached):
         yield (
             f"a window's layers keep up to {BATCHED_TOKENS:,} tokens of a batch more; an engine without a cache for "

@@ -121,7 +121,21 @@ def test_a_configuration_is_read_with_the_weights_that_are_stored_next_to_it(tmp
     assert asked(config=path).weights == Range(1000, 1000)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": 5 * GIB}}))
     assert asked(config=path).weights == Range(5 * GIB, 5 * GIB)
+    by_formula = asked(ServeTerms(weights_bits=32), config=path, tensor_parallel=16).weights
+    stored = asked(config=path, tensor_parallel=16).weights
+    assert isinstance(by_formula, Range)
+    assert isinstance(stored, Range)
+    assert stored.low_bytes == 5 * GIB // 16
+    assert stored.high_bytes / (5 * GIB) == pytest.approx(by_formula.high_bytes / 6_882_299_904)
     assert asked(ServeTerms(weights_bits=32), config=path).weights == Range(6_882_299_904, 6_882_299_904)
+
+
+def test_a_sequence_longer_than_the_model_s_is_told(tmp_path: Path) -> None:
+    longest = int(str(QWEN3["max_position_embeddings"]))
+    told = "vLLM refuses more without VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"
+    for context, is_told in ((longest, False), (longest + 1, True)):
+        lines = list(serving_lines(asked(ServeTerms(context=context), config=written(tmp_path))))
+        assert any(line.endswith(f"is for {longest:,} tokens: {told}") for line in lines) == is_told
 
 
 def test_quantized_weights_are_a_range_or_unknown(tmp_path: Path) -> None:
