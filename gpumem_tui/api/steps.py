@@ -77,7 +77,7 @@ def predict(
         step = _function(step)
     if callable(step):
         for name in (*(["batch_size"] if batch_size is not None else []), *options):
-            raise OptionError(f"{name}: is for a command or a model; the step itself sets it: leave it out")
+            raise OptionError(f"{name}: is for a command or a model; leave it out for a function, which takes gpu only")
         return _predict_step(step, gpu)
     values = dict(_read(name, value) for name, value in options.items())
     if is_file:

@@ -68,8 +68,8 @@ def free(**values: object) -> int:
     """Print the free GPUs as CUDA_VISIBLE_DEVICES takes them, or wait for them and run a command there.
 
     \b
-    CUDA_VISIBLE_DEVICES=$(gpumem-tui free --gpus 2) python train.py
     gpumem-tui free --gpus 2 --exec -- python train.py   # waits until 2 are free
+    gpus=$(gpumem-tui free) && CUDA_VISIBLE_DEVICES=$gpus python train.py
 
     GPUs are of one vendor, and of those that CUDA_VISIBLE_DEVICES allows if it is set: by number, or by UUID where
     models differ. With several hosts each line begins with the host. Exit code 3: too few are free. The command of

@@ -98,8 +98,9 @@ class TakesCommand(Sectioned):
             if needs_python(ctx.meta[COMMAND][0]):
                 line = with_python(["gpumem-tui", ctx.info_name or "", *args], ctx.meta[COMMAND])
                 raise click.UsageError(f"{ctx.meta[COMMAND][0]}: is not a program, but a script: `{line}`")
-            if "--python" in args[:-1]:
-                line = _with_own_python(ctx.info_name or "", args, ctx.meta[COMMAND])
+            apart = [word for arg in args for word in (arg.split("=", 1) if arg.startswith("--python=") else [arg])]
+            if "--python" in apart[:-1]:
+                line = _with_own_python(ctx.info_name or "", apart, ctx.meta[COMMAND])
                 raise click.UsageError(f"--python: is for models; a command names its own Python: `{line}`")
             if slip := _slip(ctx.meta[COMMAND]):
                 fault, command = slip

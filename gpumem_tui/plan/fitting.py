@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -502,7 +503,10 @@ class _Fitter:
         said = f"nothing fits: {which} is out of memory on {best.config.where}{missing}"
         if more := [key for key in _USUAL if key not in self._allowed and self._says(key)]:
             return f"{said}; --allow {','.join([*self._allowed, *more])} may make it fit"
-        return f"{said}; `gpumem-tui plan -- {command.text}` finds what would make it fit"
+        typed = best.config.typed
+        gpu = typed[typed.index("--gpu") :][:2] if "--gpu" in typed else ()
+        line = shlex.join(["gpumem-tui", "plan", *gpu, "--batch-size", str(best.sizes.multiple), "--"])
+        return f"{said}; `{line} {command.text}` finds what would make it fit"
 
     def _says(self, key: str) -> bool:
         change = self._known.get(key)

@@ -104,6 +104,10 @@ def train_step(model, optimizer, batch):
             ["predict", "--python", "/e/bin/python", "--", "torchrun", "train.py"],
             "a command names its own Python: `gpumem-tui predict -- /e/bin/torchrun train.py`",
         ),
+        (
+            ["predict", "--python=/e/bin/python", "--", "torchrun", "train.py"],
+            "a command names its own Python: `gpumem-tui predict -- /e/bin/torchrun train.py`",
+        ),
         (["python", "train.py", "--bs", "4"], "your own script: `gpumem-tui predict -- python train.py --bs 4`"),
         (["train.py", "--bs", "4"], "your own script: `gpumem-tui predict -- python train.py --bs 4`"),
         (["plan", "train.py"], "write -- before your command: `gpumem-tui plan -- python train.py`"),

@@ -244,6 +244,26 @@ CHECKPOINTED = f"""
 """
 
 
+def test_what_no_change_is_known_for_is_told_the_plan_of_its_gpu_and_batch(project: Project) -> None:
+    project.write(
+        "train.py",
+        f"""\
+        import argparse, torch
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--batch-size", type=int)
+        batch = parser.parse_args().batch_size
+        model = torch.nn.Linear(8, 8).cuda()
+        table = torch.zeros({32 << 30}, dtype=torch.uint8, device="cuda")
+        model(torch.randn(batch, 8, device="cuda")).sum().backward()
+        torch.optim.SGD(model.parameters()).step()
+        """,
+    )
+    words = ("--", project.python, "train.py", "--batch-size", "{batch}")
+    refused = project.run("fit", "--dry-run", "--gpu", "sim:t4-16gb", *words)
+    assert (refused.code, refused.stdout) == (3, "")
+    assert "; `gpumem-tui plan --gpu sim:t4-16gb --batch-size 1 -- " in refused.complaint
+
+
 @pytest.mark.slow
 def test_what_does_not_fit_is_told_what_to_allow_and_then_does(project: Project) -> None:
     project.write("train.py", CHECKPOINTED)
