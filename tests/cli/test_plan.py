@@ -192,7 +192,6 @@ def typed_for_a_command() -> st.SearchStrategy[list[str]]:
     rows = share | share.map(lambda text: f"train.py:12={text}")
     bytes_ = st.integers(1 << 20, 1 << 36).map(str) | st.just("1.5MiB") | st.just("0.7KiB")
     values = {
-        "--python": st.just(sys.executable),
         "--gpus": st.integers(1, 64).map(str),
         "--accumulation": st.integers(1, 64).map(str),
         "--context-bytes": bytes_,

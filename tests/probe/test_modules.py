@@ -114,7 +114,7 @@ def _train(teacher: nn.Module) -> tuple[Any, bool, int]:
     here: pytest writes one with a call of `locals`.)"""
     trainer = _Trainer(nn.Sequential(), torch.optim.SGD([nn.Parameter(torch.zeros(8))]), lambda: teacher)
     data = [[nn.Linear(1, 1)] for _ in range(10_001)]
-    found = search_running(5.0)
+    found = search_running(120.0)
     gone = weakref.ref(trainer)
     del trainer
     return found, gone() is None, len(data)
