@@ -154,9 +154,9 @@ def _looked(asked: _Asked, read: _Read) -> tuple[Mapping[str, Snapshot | str], _
 
 def _is_final(found: Snapshot | str) -> bool:
     """Return whether a machine answers, or has no driver: no waiting brings one."""
-    from gpumem_tui.monitor.vendors import known
+    from gpumem_tui.monitor.vendors import is_without_driver
 
-    return not isinstance(found, str) or found.startswith(tuple(vendor.no_driver for vendor in known()))
+    return not isinstance(found, str) or is_without_driver(found)
 
 
 def _explained(machines: Mapping[str, Snapshot], memory_bytes: int | None, *, named: bool) -> Iterator[str]:

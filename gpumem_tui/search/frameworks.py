@@ -19,6 +19,7 @@ from gpumem_tui.decoding import decodable
 from gpumem_tui.formula.techniques import ADAPTERS, INJECTED, MORE_RANKS, SHARDS
 from gpumem_tui.launchers import NAMES
 from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.text import file_text
 from gpumem_tui.workload.command import BATCH, Command
 
 _FILE = "dialects.toml"
@@ -134,7 +135,7 @@ def dialect_of(command: Command) -> Dialect:
 @cache
 def scripts_of(command: Command) -> Sequence[str]:
     """Return the texts of the Python files that a command's line names: the program, and perhaps its settings."""
-    return [_text_of(Path(command.cwd, word)) for word in _script_names(command)]
+    return [file_text(Path(command.cwd, word)) for word in _script_names(command)]
 
 
 def _script_names(command: Command) -> Sequence[str]:
@@ -148,13 +149,6 @@ def _script_names(command: Command) -> Sequence[str]:
             places = (f"{parts}.py", f"{parts}/__main__.py")
             named += [place for place in places if Path(command.cwd, place).is_file()][:1]
     return named
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 def with_batch(command: Command) -> Command | None:
@@ -202,8 +196,8 @@ def _hydra_key(command: Command, script: str) -> str:
     given = dict(re.findall(r"(config_\w+)\s*=\s*[\"']([^\"']+)[\"']", main[1]))
     folder = Path(command.cwd, _script_names(command)[0]).parent / given.get("config_path", ".")
     first = folder / f"{given.get('config_name', 'config').removesuffix('.yaml')}.yaml"
-    text = _text_of(first)
-    groups = [(f"{name}.", _text_of(folder / name / f"{chosen}.yaml")) for name, chosen in _defaults(text)]
+    text = file_text(first)
+    groups = [(f"{name}.", file_text(folder / name / f"{chosen}.yaml")) for name, chosen in _defaults(text)]
     keys = [before + key for before, each in (("", text), *groups) for key in _batch_keys(each)]
     return next((key for key in keys if not _NOT_TRAINED.search(key)), "")
 

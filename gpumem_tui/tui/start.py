@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gpumem_tui.ascii import is_ascii_only
 from gpumem_tui.errors import OptionError
 from gpumem_tui.monitor.snapshot import Snapshot, Source
-from gpumem_tui.monitor.vendors import known
+from gpumem_tui.monitor.vendors import is_without_driver
 from gpumem_tui.settings import Settings, keep_theme, load, theme_of
 
 if TYPE_CHECKING:
@@ -400,7 +400,7 @@ def _worth_watching(snapshot: Snapshot | None) -> bool:
     """Return whether a GPU answers, or a driver is there and something is wrong with it."""
     if snapshot is None or snapshot.gpus:
         return True
-    return bool(snapshot.problem) and not snapshot.problem.startswith(tuple(vendor.no_driver for vendor in known()))
+    return bool(snapshot.problem) and not is_without_driver(snapshot.problem)
 
 
 def _anything_publishes() -> bool:

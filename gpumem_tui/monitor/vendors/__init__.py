@@ -46,6 +46,11 @@ def known() -> tuple[Vendor, ...]:
     return tuple(_known.values())
 
 
+def is_without_driver(problem: str) -> bool:
+    """Return whether a snapshot's problem is that the machine has no driver, not that one fails."""
+    return problem.startswith(tuple(each.no_driver for each in known()))
+
+
 def candidates(first: Vendor) -> Iterator[Vendor]:
     """Yield the vendors in the order in which they are tried; plug-ins are looked for when the first has no driver."""
     yield first
